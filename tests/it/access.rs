@@ -14,12 +14,13 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
+use crate::http;
 use crate::redis::Single;
 use crate::redis::cluster::Cluster;
 use crate::redis::proxy::{Faults, Proxy, Way};
 use crate::redis::sentinel::Sentinel;
 use crate::redis::user::{PREFIX, Shape, User};
-use crate::support::{Process, Tidegate, eventually, in_time, said};
+use crate::support::{Process, Tidegate, eventually, in_time, rule_file};
 
 mod expiring;
 mod hanging;
@@ -51,7 +52,7 @@ struct Service {
 
 impl Service {
     async fn start(variables: &[(&str, &str)]) -> Self {
-        let rules = rules();
+        let rules = rule_file(RULES);
         // This is about who is let in, not about time.
         let own = [("STORE_DEADLINE", "5s"), ("LOG_LEVEL", "debug")];
         let tidegate = Tidegate::start(rules.path(), &[&own, variables].concat()).await;
@@ -97,12 +98,6 @@ impl Service {
         let told = in_time("it is answered", client.check(asked)).await.expect("it is known").into_inner();
         told.status() == ServingStatus::Serving
     }
-}
-
-fn rules() -> NamedTempFile {
-    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    std::fs::write(rules.path(), RULES).expect("it is written");
-    rules
 }
 
 fn request(key: &'static str, value: &str) -> RateLimitRequest {
@@ -377,13 +372,9 @@ async fn a_redis_that_was_never_reached_shows_in_the_log_the_metrics_and_the_hea
         ("ON_STORE_FAILURE", "open"),
     ];
     let service = Service::start(&variables).await;
-    let health =
-        async || said(service.tidegate.http, "GET /healthcheck HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
+    let health = async || http::get(service.tidegate.http, "/healthcheck").await;
     let told = health().await;
-    assert!(
-        told.starts_with("HTTP/1.1 200 OK\r\n") && told.contains("\r\n\r\nOK, but Redis has not been reached"),
-        "{told}"
-    );
+    assert!(told.status == 200 && told.body.starts_with("OK, but Redis has not been reached"), "{told}");
     eventually("the log says so", async || service.tidegate.log().contains("store.unreached").then_some(())).await;
     let log = service.tidegate.log();
     let line = log.lines().find(|line| line.contains("store.unreached")).expect("it is there");
@@ -397,12 +388,12 @@ async fn a_redis_that_was_never_reached_shows_in_the_log_the_metrics_and_the_hea
     late.restart().await;
     eventually("it is reached", async || service.tidegate.log().contains("store.reached").then_some(())).await;
     let told = health().await;
-    assert!(told.ends_with("\r\n\r\nOK"), "{told}");
+    assert_eq!(told.body, "OK", "{told}");
     assert!(reached(&service.tidegate.metrics().await, "redis_persecond", 1));
     // A Redis that was reached and is gone is another matter.
     late.signal(Signal::KILL);
     eventually("the policy answers", async || service.tidegate.log().contains("store.connection.").then_some(())).await;
-    assert!(health().await.ends_with("\r\n\r\nOK"));
+    assert_eq!(health().await.body, "OK");
 }
 
 #[tokio::test]
@@ -417,7 +408,7 @@ async fn no_secret_is_in_a_log_a_summary_or_a_command_line() {
         ("REDIS_PERSECOND_AUTH", format!("bob:{CANARY}")),
         ("REDIS_PERSECOND_SENTINEL_AUTH", format!("eve:{CANARY}")),
     ];
-    let rules = rules();
+    let rules = rule_file(RULES);
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     command.arg("serve").arg(rules.path()).env_clear().envs(secrets.clone());
     for (name, value) in [("GRPC_PORT", "0"), ("PORT", "0"), ("DEBUG_PORT", "0"), ("LOG_LEVEL", "debug")] {

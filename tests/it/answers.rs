@@ -7,19 +7,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::body::Body;
 use axum::http::Request;
 use bytes::Bytes;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use prost::Message;
 use serde_json::{Value, json};
 use tidegate::limiter::CallerTime;
 use tidegate::model::Micros;
 use tidegate::proto::codec::{Incoming, Outgoing};
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor as OurDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry as OurEntry;
-use tidegate::proto::envoy::service::ratelimit::v3 as ours;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tidegate::rulefile::{Options, load};
 use tidegate::rules::live::LiveRules;
 use tidegate::store::memory::Memory;
@@ -34,8 +31,8 @@ use tonic::transport::Channel;
 use tower::ServiceExt;
 
 use crate::envoy::proxy::{Proxy, get};
-use crate::support::{Tidegate, in_time, output, repository};
-use crate::wire::{object, plain};
+use crate::support::{Tidegate, in_time, output, repository, rule_file};
+use crate::wire;
 use crate::world::{HandClock, NOON, file, guard};
 
 mod retry;
@@ -68,8 +65,7 @@ impl Served {
     }
 
     async fn of(text: &str, variables: &[(&str, &str)]) -> Self {
-        let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-        std::fs::write(rules.path(), text).expect("it is written");
+        let rules = rule_file(text);
         let tidegate = Tidegate::start(rules.path(), variables).await;
         let client = RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await;
         Self { tidegate, client: client.expect("the server answers") }
@@ -82,7 +78,8 @@ impl Served {
 
     /// The answer for these descriptors.
     async fn ask_for(&mut self, descriptors: &[&[(&str, &str)]]) -> RateLimitResponse {
-        let entry = |(key, value): &(&str, &str)| Entry { key: (*key).into(), value: (*value).into() };
+        let entry =
+            |(key, value): &(&str, &str)| Entry { key: (*key).to_owned().into(), value: (*value).to_owned().into() };
         let descriptor = |entries: &&[(&str, &str)]| RateLimitDescriptor {
             entries: entries.iter().map(entry).collect(),
             ..RateLimitDescriptor::default()
@@ -208,16 +205,14 @@ async fn a_refusal_has_a_body_that_a_program_or_a_person_reads() {
 async fn metadata_says_which_rule_decided() {
     let mut served = Served::with(&[("DECISION_METADATA", "true")]).await;
     let decided = |answer: RateLimitResponse| {
-        let told = plain(&object(answer.dynamic_metadata.expect("it is asked for")));
-        let (before, id) = told.split_once("\"id\": \"").expect("it has an id");
-        let (id, after) = id.split_once("\", ").expect("more follows");
-        assert_eq!(id.len(), 26, "{told}");
-        format!("{before}{after}")
+        let mut told = wire::json(answer.dynamic_metadata.expect("it is asked for"));
+        let id = told["decision"].as_object_mut().and_then(|decision| decision.remove("id")).expect("it has an id");
+        assert_eq!(id.as_str().map(str::len), Some(26), "{told}");
+        told
     };
     let said = |outcome: &str| {
-        format!(
-            r#"{{"decision": {{"generation": 1, "limit": "per-user", "outcome": "{outcome}", "provenance": "store", "rule": "edge.plan_free.user"}}}}"#
-        )
+        let rule = "edge.plan_free.user";
+        json!({ "decision": { "generation": 1.0, "limit": "per-user", "outcome": outcome, "provenance": "store", "rule": rule } })
     };
     assert_eq!(decided(served.ask().await), said("admitted"));
     assert_eq!(decided(served.ask().await), said("admitted"));
@@ -238,8 +233,7 @@ async fn two_ways_of_sending_headers_stop_the_start() {
 /// A server with the rules of the example, whose minutes last a week, and the address of an Envoy in front of it.
 async fn behind_envoy(variables: &[(&str, &str)]) -> (Tidegate, Proxy, SocketAddr) {
     let rules = std::fs::read_to_string(repository("examples/rules.yaml")).expect("it reads");
-    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    std::fs::write(file.path(), rules.replace("unit: minute", "unit: week")).expect("it is written");
+    let file = rule_file(&rules.replace("unit: minute", "unit: week"));
     let tidegate = Tidegate::start(file.path(), variables).await;
     let envoy = Proxy::start("envoy.yaml", tidegate.grpc, &[]).await;
     let edge = envoy.listener("fail_open").await;
@@ -290,10 +284,10 @@ fn holding() -> Edge {
 }
 
 /// A request of this user.
-fn request(user: &str) -> ours::RateLimitRequest {
-    let entry = OurEntry { key: "user".into(), value: user.to_owned().into() };
-    let descriptors = vec![OurDescriptor { entries: vec![entry], ..OurDescriptor::default() }];
-    ours::RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 }
+fn request(user: &str) -> RateLimitRequest {
+    let entry = Entry { key: "user".into(), value: user.to_owned().into() };
+    let descriptors = vec![RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() }];
+    RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 }
 }
 
 /// A call for this user, and how long it waits for its answer.

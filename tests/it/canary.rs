@@ -13,8 +13,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::Command;
 
+use crate::http;
 use crate::redis::Single;
-use crate::support::{Tidegate, eventually, output, said};
+use crate::support::{Tidegate, eventually, output, rule_file};
 use crate::traces::receiver::Receiver;
 
 /// What is looked for: in clear, and as it would stand where bytes are spelled by their numbers.
@@ -62,9 +63,8 @@ async fn pages_are_clean(tidegate: &Tidegate, level: &str) {
     let pages =
         [("/v1/refusals", "api_key"), ("/v1/top", "api_key"), ("/v1/unmatched", "absent_keys"), (&counters, "per-key")];
     for (path, seen) in pages {
-        let ask = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
-        let page = said(tidegate.debug, &ask).await;
-        assert!(page.contains(seen) && is_clean(page.as_bytes()), "{level}: {page}");
+        let page = http::get(tidegate.debug, path).await;
+        assert!(page.contains(seen) && is_clean(page.to_string().as_bytes()), "{level}: {page}");
     }
 }
 
@@ -98,11 +98,8 @@ fn denied() -> RateLimitRequest {
 
 #[tokio::test]
 async fn a_sensitive_value_is_found_nowhere_after_a_full_run() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (rules, secret) = (directory.path().join("edge.yaml"), directory.path().join("secret"));
-    std::fs::write(&rules, RULES).expect("it is written");
-    std::fs::write(&secret, "a secret of some length").expect("it is written");
-    let secret = secret.to_str().expect("a path");
+    let (rules, secret) = (rule_file(RULES), rule_file("a secret of some length"));
+    let (rules, secret) = (rules.path(), secret.path().to_str().expect("a path"));
 
     for level in ["trace", "debug", "info", "warn", "error"] {
         let (mut redis, receiver) = (Single::start(&[]).await, Receiver::http().await);
@@ -120,7 +117,7 @@ async fn a_sensitive_value_is_found_nowhere_after_a_full_run() {
             ("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url()),
         ];
         let mut tidegate =
-            Tidegate::start(&rules, &settings.each_ref().map(|(name, value)| (*name, value.as_str()))).await;
+            Tidegate::start(rules, &settings.each_ref().map(|(name, value)| (*name, value.as_str()))).await;
         let client = RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await;
         let mut client = client.expect("it answers");
         let mut decisions = tap(&tidegate).await;
@@ -168,7 +165,7 @@ async fn a_sensitive_value_is_found_nowhere_after_a_full_run() {
 
     let mut explain = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     explain.args(["explain", "--domain", "edge", "--descriptor", &format!("api_key={CANARY},path=/")]);
-    explain.arg(&rules).env("KEY_SECRET_FILE", secret).stdin(Stdio::null());
+    explain.arg(rules).env("KEY_SECRET_FILE", secret).stdin(Stdio::null());
     let (status, told, errors) = output(&mut explain).await;
     assert!(status.success() && told.contains("api_key=#"), "{told}{errors}");
     assert!(is_clean(told.as_bytes()) && is_clean(errors.as_bytes()), "{told}{errors}");

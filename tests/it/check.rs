@@ -1,6 +1,6 @@
 //! The HTTP check: `/check/DOMAIN`.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -9,7 +9,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::Command;
 
-use crate::support::{Tidegate, output, repository, rule_file, said, said_as};
+use crate::http::{self, Answer};
+use crate::support::{Tidegate, output, repository, rule_file};
 
 mod clients;
 mod delays;
@@ -60,31 +61,10 @@ fn example(name: &str) -> tempfile::NamedTempFile {
 /// An address that no example trusts.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
-/// The status, the headers in lower case and the body of the answer to a check with these headers.
-async fn ask(at: SocketAddr, method: &str, target: &str, headers: &[(&str, &str)]) -> (u16, String, String) {
-    ask_as(Ipv4Addr::LOCALHOST, at, method, target, headers).await
-}
-
-/// As [`ask`], from the address `client`.
-async fn ask_as(
-    client: Ipv4Addr,
-    at: SocketAddr,
-    method: &str,
-    target: &str,
-    headers: &[(&str, &str)],
-) -> (u16, String, String) {
-    let lines: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    let request = format!("{method} {target} HTTP/1.1\r\nhost: {at}\r\nconnection: close\r\n{lines}\r\n");
-    let answer = said_as(client, at, &request).await;
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{head}"));
-    (status, head.to_lowercase(), body.to_owned())
-}
-
 /// Asks as NGINX does, and returns the status.
 async fn nginx(tidegate: &Tidegate, client: &str, method: &str, uri: &str, more: &[(&str, &str)]) -> u16 {
     let own = [("x-forwarded-for", client), ("x-original-method", method), ("x-original-uri", uri)];
-    ask(tidegate.http, "GET", "/check/edge", &[&own, more].concat()).await.0
+    http::get(tidegate.http, "/check/edge").headers(&[&own, more].concat()).await.status
 }
 
 #[tokio::test]
@@ -92,19 +72,19 @@ async fn the_status_is_the_answer_with_the_headers_and_the_body_that_are_chosen(
     let tidegate = server("nginx", &[("RESPONSE_HEADERS", "ietf"), ("REFUSAL_BODY", "json")]).await;
     let asked = [("x-forwarded-for", "192.0.2.1"), ("x-original-method", "POST"), ("x-original-uri", "/login?a=b")];
     for left in [1, 0] {
-        let (status, head, body) = ask(tidegate.http, "GET", "/check/edge", &asked).await;
+        let Answer { status, head, body } = http::get(tidegate.http, "/check/edge").headers(&asked).await;
         assert_eq!((status, body.as_str()), (200, ""), "{head}");
         assert!(head.contains("\r\ncache-control: no-store") && head.contains(&format!(";r={left};")), "{head}");
     }
-    let (status, head, body) = ask(tidegate.http, "GET", "/check/edge", &asked).await;
+    let Answer { status, head, body } = http::get(tidegate.http, "/check/edge").headers(&asked).await;
     assert_eq!(status, 403, "{head}");
     assert!(head.contains("\r\ncache-control: no-store") && head.contains("\r\nretry-after: "), "{head}");
     assert!(head.contains("\r\ncontent-type: application/") && body.starts_with('{'), "{head} {body}");
     let denied = [("x-forwarded-for", "192.0.2.66"), ("x-original-method", "GET"), ("x-original-uri", "/")];
-    let (status, _, body) = ask(tidegate.http, "GET", "/check/edge", &denied).await;
+    let Answer { status, body, .. } = http::get(tidegate.http, "/check/edge").headers(&denied).await;
     assert!(status == 403 && body.contains("Go away."), "{body}");
 
-    let (status, _, body) = ask(tidegate.http, "GET", "/check/nothing", &asked).await;
+    let Answer { status, body, .. } = http::get(tidegate.http, "/check/nothing").headers(&asked).await;
     assert!(status == 404 && body.contains("/check/DOMAIN"), "{body}");
     let page = tidegate.metrics().await;
     assert!(page.contains("outcome=\"refused\""), "{page}");
@@ -167,16 +147,11 @@ async fn nothing_that_a_client_writes_changes_what_it_is_counted_as() {
     assert_eq!(nginx(&tidegate, "192.0.2.101", "GET", "/", &many).await, 200, "a gateway hands on all headers");
     assert_eq!(nginx(&tidegate, "192.0.2.101", "GET", "/", &vec![("a", ""); 2_100]).await, 431, "but not without end");
     for target in ["/check/", "/check", "/check/?edge"] {
-        assert_eq!(ask(tidegate.http, "GET", target, &[]).await.0, 404, "{target}");
+        assert_eq!(http::get(tidegate.http, target).await.status, 404, "{target}");
     }
     let body = r#"{"descriptors":[{"entries":[{"key":"tier","value":"free"}]}]}"#;
-    let length = body.len().to_string();
-    let json = [("content-type", "application/json"), ("content-length", length.as_str())];
-    let line = format!(
-        "POST /check/edge HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{}: {}\r\n{}: {}\r\n\r\n{body}",
-        json[0].0, json[0].1, json[1].0, json[1].1
-    );
-    assert!(said(tidegate.http, &line).await.starts_with("HTTP/1.1 403"), "the body of a gateway's domain is not read");
+    let request = http::post(tidegate.http, "/check/edge", body).header("content-type", "application/json");
+    assert_eq!(request.await.status, 403, "the body of a gateway's domain is not read");
 }
 
 /// A gateway that cannot send on may take the check for unanswered.
@@ -213,22 +188,25 @@ async fn each_gateway_has_its_own_headers_and_only_named_peers_may_ask() {
         let mut statuses = Vec::new();
         for client in ["192.0.2.1", "192.0.2.2", "192.0.2.3"] {
             let headers = [("x-forwarded-for", client), (uri, "/login"), (method, "POST")];
-            statuses.push(ask(tidegate.http, "GET", "/check/edge", &headers).await.0);
+            statuses.push(http::get(tidegate.http, "/check/edge").headers(&headers).await.status);
         }
         assert_eq!(statuses, [200, 200, 403], "{gateway}");
-        let (status, _, body) = ask(tidegate.http, "GET", "/check/edge", &[("x-forwarded-for", "192.0.2.4")]).await;
+        let Answer { status, body, .. } =
+            http::get(tidegate.http, "/check/edge").headers(&[("x-forwarded-for", "192.0.2.4")]).await;
         assert!(status == 403 && body.contains(&format!("the header {uri} is missing")), "{gateway}: {body}");
     }
     let tidegate = server("envoy", &[]).await;
     let mut statuses = Vec::new();
     for target in ["/check/edge/login", "/check/edge/login?a", "/check/edge//login"] {
-        statuses.push(ask(tidegate.http, "POST", target, &[("x-forwarded-for", "192.0.2.1")]).await.0);
+        statuses.push(
+            http::request(tidegate.http, "POST", target).headers(&[("x-forwarded-for", "192.0.2.1")]).await.status,
+        );
     }
     assert_eq!(statuses, [200, 200, 403], "the path is behind the domain");
 
     let rules = rule_file(&RULES.replace("GATEWAY", "nginx").replace("STATUS", "429").replace("127.0.0.0/8, ", ""));
     let strict = Tidegate::start(rules.path(), &[]).await;
-    let (status, _, body) = ask(strict.http, "GET", "/check/edge", &[("x-original-uri", "/")]).await;
+    let Answer { status, body, .. } = http::get(strict.http, "/check/edge").headers(&[("x-original-uri", "/")]).await;
     assert!(status == 403 && body.contains("trusted_proxies"), "{body}");
 }
 
@@ -244,7 +222,7 @@ async fn the_headers_of_a_page_that_a_gateway_passes_on_change_no_decision() {
         let page = [("origin", "null"), ("sec-fetch-site", "cross-site")];
         let mut statuses = Vec::new();
         for headers in [[&asked[..], &page].concat(), asked.to_vec(), [&asked[..], &page].concat()] {
-            statuses.push(ask(tidegate.http, "POST", "/check/edge/login", &headers).await.0);
+            statuses.push(http::request(tidegate.http, "POST", "/check/edge/login").headers(&headers).await.status);
         }
         assert_eq!(statuses, [200, 200, 403], "{gateway}");
         assert!(tidegate.metrics().await.contains("tidegate_pages_refused_total{reason=\"site\"} 0\n"), "{gateway}");
@@ -262,28 +240,24 @@ descriptors: [{ key: user, rate_limit: { unit: year, requests_per_unit: 2 } }]
     let tidegate = Tidegate::start(rules.path(), &[("RESPONSE_HEADERS", "ietf")]).await;
     // The domain is that of the path, whatever the body says.
     let body = r#"{"domain":"other","descriptors":[{"entries":[{"key":"user","value":"ann"}]}]}"#;
-    let post = |body: &str| {
-        format!(
-            "POST /check/jobs HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        )
-    };
+    let post = async |body: &str| http::post(tidegate.http, "/check/jobs", body).await.status;
     let mut statuses = Vec::new();
     for _ in 0..3 {
-        statuses.push(said(tidegate.http, &post(body)).await[9..12].to_owned());
+        statuses.push(post(body).await);
     }
-    assert_eq!(statuses, ["200", "200", "429"]);
-    assert!(said(tidegate.http, &post("{")).await.starts_with("HTTP/1.1 400"));
-    assert!(said(tidegate.http, &post(&format!("{}{body}", " ".repeat(300 << 10)))).await.starts_with("HTTP/1.1 413"));
-    assert_eq!(ask(tidegate.http, "GET", "/check/jobs", &[]).await.0, 405);
-    assert_eq!(ask(tidegate.http, "GET", "/check/jobs/", &[]).await.0, 405);
+    assert_eq!(statuses, [200, 200, 429]);
+    assert_eq!(post("{").await, 400);
+    assert_eq!(post(&format!("{}{body}", " ".repeat(300 << 10))).await, 413);
+    assert_eq!(http::get(tidegate.http, "/check/jobs").await.status, 405);
+    assert_eq!(http::get(tidegate.http, "/check/jobs/").await.status, 405);
 }
 
 #[tokio::test]
 async fn a_check_that_the_store_cannot_decide_is_503_with_the_policy_error() {
     let rules = rule_file(&RULES.replace("GATEWAY", "envoy").replace("STATUS", "429"));
     let tidegate = Tidegate::start(rules.path(), &[("REDIS_URL", "127.0.0.1:1"), ("ON_STORE_FAILURE", "error")]).await;
-    let (status, head, _) = ask(tidegate.http, "GET", "/check/edge/", &[("x-forwarded-for", "192.0.2.1")]).await;
+    let Answer { status, head, .. } =
+        http::get(tidegate.http, "/check/edge/").headers(&[("x-forwarded-for", "192.0.2.1")]).await;
     assert!(status == 503 && head.contains("cache-control: no-store"), "{head}");
 }
 
@@ -305,8 +279,8 @@ async fn each_door_counts_its_requests() {
     for _ in 0..3 {
         nginx(&tidegate, "192.0.2.1", "GET", "/", &[]).await;
     }
-    ask(tidegate.http, "GET", "/check/nothing", &[]).await;
-    ask(tidegate.http, "POST", "/json", &[]).await;
+    http::get(tidegate.http, "/check/nothing").await;
+    http::request(tidegate.http, "POST", "/json").await;
     for _ in 0..2 {
         let client = RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await;
         let _ = client.expect("it answers").should_rate_limit(RateLimitRequest::default()).await;

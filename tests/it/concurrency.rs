@@ -14,7 +14,7 @@ use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use tidegate::store::memory::Memory;
 
 use crate::histories;
-use crate::support::{Tidegate, by_tier, in_time};
+use crate::support::{Tidegate, by_tier, directory, in_time};
 use crate::world::{HandClock, NOON};
 
 mod held;
@@ -219,8 +219,7 @@ fn tier_pairs(hits: u32) -> Vec<[Limit; 2]> {
 const ROUNDS_AT_ONCE: usize = 10;
 
 fn rule_files() -> tempfile::TempDir {
-    let directory = tempfile::tempdir().expect("a directory");
-    for (name, _) in Charging::ALL {
+    directory(Charging::ALL.map(|(name, _)| {
         let mut rules = format!("domain: {name}\ncharging: {name}\ndescriptors:\n");
         for hits in LIMITS {
             for (algorithm, _) in Algorithm::ALL {
@@ -229,9 +228,8 @@ fn rule_files() -> tempfile::TempDir {
                 );
             }
         }
-        std::fs::write(directory.path().join(format!("{name}.yaml")), rules).expect("it is written");
-    }
-    directory
+        (format!("{name}.yaml"), rules)
+    }))
 }
 
 /// A request against fresh counters: ten rounds, by every algorithm.

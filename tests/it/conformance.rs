@@ -9,7 +9,7 @@ use crate::redis::Single;
 use crate::redis::cluster::Cluster;
 use crate::redis::sentinel::Sentinel;
 use crate::redis::user::{PREFIX, Shape, User};
-use crate::support::{Tidegate, output, repository, tool};
+use crate::support::{Tidegate, output, repository, rule_file, tool};
 
 mod replay;
 
@@ -125,10 +125,8 @@ async fn every_case_that_is_no_quirk_is_answered_as_the_reference_does() {
 
 #[tokio::test]
 async fn an_overlay_without_fields_changes_no_answer() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let overlay = directory.path().join("overlay.yaml");
-    std::fs::write(&overlay, "empty_overlay: true\n").expect("it is written");
-    let overlay = ("RULES_OVERLAY", overlay.to_str().expect("a path of text"));
+    let overlay = rule_file("empty_overlay: true\n");
+    let overlay = ("RULES_OVERLAY", overlay.path().to_str().expect("a path of text"));
     let report = cases(PLAIN, &[overlay]).await;
     assert!(failed(&report).is_empty(), "{report}");
     assert!(passed(&report) > 60, "too few cases were run\n{report}");

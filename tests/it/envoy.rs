@@ -12,7 +12,7 @@ use tidegate::proto::envoy::r#type::v3::RateLimitUnit;
 use tonic::transport::Channel;
 
 use crate::redis::Port;
-use crate::support::{Tidegate, eventually, repository};
+use crate::support::{Tidegate, eventually, repository, rule_file};
 use proxy::{Proxy, get};
 
 mod explained;
@@ -37,8 +37,7 @@ async fn serve_and(example: &str, more: &str) -> Served {
 
 /// A server with these rules and settings.
 async fn serve_text(rules: &str, variables: &[(&str, &str)]) -> Served {
-    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    std::fs::write(file.path(), rules).expect("it is written");
+    let file = rule_file(rules);
     Served { tidegate: Tidegate::start(file.path(), variables).await, _rules: file }
 }
 
@@ -221,8 +220,7 @@ descriptors:
 
 #[tokio::test]
 async fn without_redis_a_user_is_answered_by_the_policy_of_the_rule_and_only_error_asks_envoys_own() {
-    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    std::fs::write(rules.path(), POLICIES).expect("it is written");
+    let rules = rule_file(POLICIES);
     let nobody_listens = Port::free();
     let url = nobody_listens.address().to_string();
     let tidegate = Tidegate::start(rules.path(), &[("REDIS_URL", &url), ("REPLICAS", "2")]).await;

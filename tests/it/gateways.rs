@@ -14,7 +14,8 @@ use tidegate::proto::ratelimit::config::ratelimit::v3::{
 };
 use tokio::process::Command;
 
-use crate::envoy::proxy::{Answer, Proxy, get};
+use crate::envoy::proxy::{Proxy, get};
+use crate::http::Answer;
 use crate::redis::Single;
 use crate::redis::certificates::Authority;
 use crate::support::{Tidegate, output, repository, tool};

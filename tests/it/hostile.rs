@@ -26,7 +26,7 @@ use tonic::Status;
 use tonic::metadata::KeyAndValueRef;
 use tonic::transport::Channel;
 
-use crate::support::{Tidegate, in_time};
+use crate::support::{Tidegate, in_time, rule_file};
 use crate::world::{HandClock, NOON, futures, guard};
 
 const MIB: usize = 1 << 20;
@@ -250,8 +250,7 @@ fn yaml_piece() -> impl Strategy<Value = &'static str> {
 
 /// A server that says all it can, and a client of it.
 async fn server() -> (Tidegate, RateLimitServiceClient<Channel>) {
-    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    std::fs::write(rules.path(), RULES).expect("it is written");
+    let rules = rule_file(RULES);
     start(rules.path()).await
 }
 

@@ -6,7 +6,8 @@ use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{Tidegate, in_time, said};
+use crate::http::{self, Request};
+use crate::support::{Tidegate, in_time, rule_file};
 
 mod rights;
 
@@ -23,9 +24,7 @@ descriptors:
 ";
 
 async fn server(variables: &[(&str, &str)]) -> Tidegate {
-    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    std::fs::write(rules.path(), RULES).expect("it is written");
-    Tidegate::start(rules.path(), variables).await
+    Tidegate::start(rule_file(RULES).path(), variables).await
 }
 
 /// How the length of a body is told.
@@ -36,16 +35,16 @@ enum Told {
 }
 
 /// A request whose body has these bytes.
-fn post(body: &str, told: Told) -> String {
-    let head = "POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\n";
+fn post(server: &Tidegate, body: &str, told: Told) -> Request {
     match told {
-        Told::ContentLength => format!("{head}content-length: {}\r\n\r\n{body}", body.len()),
+        Told::ContentLength => http::post(server.http, "/json", body),
         Told::Chunked => {
             let chunks = body.as_bytes().chunks(10_000).map(|chunk| {
                 let chunk = std::str::from_utf8(chunk).expect("ASCII");
                 format!("{:x}\r\n{chunk}\r\n", chunk.len())
             });
-            format!("{head}transfer-encoding: chunked\r\n\r\n{}0\r\n\r\n", chunks.collect::<String>())
+            let chunks = chunks.collect::<String>() + "0\r\n\r\n";
+            http::post(server.http, "/json", chunks).header("transfer-encoding", "chunked")
         }
     }
 }
@@ -87,14 +86,14 @@ fn costly(bytes: usize) -> Vec<(&'static str, String)> {
 async fn a_body_up_to_the_bound_is_decided_and_one_byte_more_is_413() {
     let server = server(&[]).await;
     for told in [Told::ContentLength, Told::Chunked] {
-        let answer = said(server.http, &post(&request("k", BOUND), told)).await;
-        assert!(answer.starts_with("HTTP/1.1 200 "), "{told:?}: {answer}");
+        let answer = post(&server, &request("k", BOUND), told).await;
+        assert!(answer.status == 200, "{told:?}: {answer}");
         assert!(answer.contains("\"limitRemaining\":"), "{told:?}: {answer}");
-        let answer = said(server.http, &post(&request("full", BOUND), told)).await;
-        assert!(answer.starts_with("HTTP/1.1 429 "), "{told:?}: {answer}");
+        let answer = post(&server, &request("full", BOUND), told).await;
+        assert!(answer.status == 429, "{told:?}: {answer}");
         for bytes in [BOUND + 1, 2 * BOUND, 4 << 20] {
-            let answer = said(server.http, &post(&request("k", bytes), told)).await;
-            assert!(answer.starts_with("HTTP/1.1 413 "), "{told:?}, {bytes}: {answer}");
+            let answer = post(&server, &request("k", bytes), told).await;
+            assert!(answer.status == 413, "{told:?}, {bytes}: {answer}");
             assert!(answer.contains("JSON_MAX_BODY") && answer.contains("as a refusal"), "{answer}");
         }
     }
@@ -114,8 +113,8 @@ async fn a_body_that_is_no_request_is_answered_with_the_reason() {
         // Decoded beside the workers.
         (request("k", 9 * KIB) + "x", "trailing characters at line 1 column 9217"),
     ] {
-        let answer = said(server.http, &post(&body, Told::ContentLength)).await;
-        assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains(reason), "{body:.60}: {answer}");
+        let answer = post(&server, &body, Told::ContentLength).await;
+        assert!(answer.status == 400 && answer.contains(reason), "{body:.60}: {answer}");
     }
 }
 
@@ -123,9 +122,9 @@ async fn a_body_that_is_no_request_is_answered_with_the_reason() {
 async fn the_bound_on_a_body_is_a_setting() {
     let server = server(&[("JSON_MAX_BODY", "1KiB")]).await;
     for told in [Told::ContentLength, Told::Chunked] {
-        for (bytes, status) in [(KIB, "200"), (KIB + 1, "413")] {
-            let answer = said(server.http, &post(&request("k", bytes), told)).await;
-            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{told:?}, {bytes}: {answer}");
+        for (bytes, status) in [(KIB, 200), (KIB + 1, 413)] {
+            let answer = post(&server, &request("k", bytes), told).await;
+            assert!(answer.status == status, "{told:?}, {bytes}: {answer}");
         }
     }
 }
@@ -133,10 +132,10 @@ async fn the_bound_on_a_body_is_a_setting() {
 #[tokio::test]
 async fn a_client_that_asks_before_it_sends_is_answered_without_its_body() {
     let server = server(&[]).await;
-    let head =
-        format!("POST /json HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: {}\r\n\r\n", BOUND + 1);
-    let answer = said(server.http, &head).await;
-    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    let length = (BOUND + 1).to_string();
+    let request = http::post(server.http, "/json", "").header("expect", "100-continue");
+    let answer = request.header("content-length", length).await;
+    assert_eq!(answer.status, 413, "{answer}");
 }
 
 #[tokio::test]
@@ -145,11 +144,10 @@ async fn a_large_request_and_a_small_one_are_answered_alike() {
     for count in [3, 3_000] {
         let body = vec![r#"{"entries":[{"key":"full"}]}"#; count].join(",");
         let body = format!(r#"{{"domain":"d","descriptors":[{body}]}}"#);
-        let answer = said(server.http, &post(&body, Told::ContentLength)).await;
-        let (head, text) = answer.split_once("\r\n\r\n").expect("a head");
-        assert!(head.starts_with("HTTP/1.1 429 ") && head.contains("content-type: application/json"), "{head}");
-        assert!(head.contains(&format!("content-length: {}", text.len())), "{head}");
-        let answer: serde_json::Value = serde_json::from_str(text).expect("JSON");
+        let answer = post(&server, &body, Told::ContentLength).await;
+        assert_eq!((answer.status, answer.header("content-type")), (429, "application/json"), "{answer}");
+        assert_eq!(answer.header("content-length"), answer.body.len().to_string());
+        let answer = answer.json();
         let statuses = answer["statuses"].as_array().expect("statuses");
         assert_eq!(statuses.len(), count);
         assert!(statuses.iter().all(|status| status["code"] == "OVER_LIMIT"), "{}", statuses[0]);
@@ -157,22 +155,22 @@ async fn a_large_request_and_a_small_one_are_answered_alike() {
 }
 
 /// Sends a request and reads nothing of the answer.
-async fn send_only(server: &Tidegate, request: String) -> TcpStream {
+async fn send_only(server: &Tidegate, request: Request) -> TcpStream {
     let mut socket = TcpStream::connect(server.http).await.expect("it listens");
-    let _ = in_time("it is read", socket.write_all(request.as_bytes())).await;
+    let _ = in_time("it is read", socket.write_all(&request.bytes())).await;
     socket
 }
 
 #[tokio::test]
 async fn no_mixture_of_requests_takes_more_memory_than_the_bound() {
     let server = server(&[]).await;
-    let answer = said(server.http, &post(&request("k", 100), Told::ContentLength)).await;
-    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    let answer = post(&server, &request("k", 100), Told::ContentLength).await;
+    assert!(answer.status == 200, "{answer}");
     let before = server.peak_memory();
     let grown = || server.peak_memory().saturating_sub(before);
     for (what, body) in costly(BOUND) {
         let began = Instant::now();
-        said(server.http, &post(&body, Told::ContentLength)).await;
+        post(&server, &body, Told::ContentLength).await;
         println!("one of {what}: {} KiB in all, {:?}", grown() / 1_024, began.elapsed());
     }
     // Some of whose callers read the answer, and some that never do.
@@ -180,22 +178,18 @@ async fn no_mixture_of_requests_takes_more_memory_than_the_bound() {
     let mut silent = Vec::new();
     for (number, (_, body)) in bodies.iter().cycle().take(30).enumerate() {
         let told = if number % 2 == 0 { Told::ContentLength } else { Told::Chunked };
-        silent.push(send_only(&server, post(body, told)));
+        silent.push(send_only(&server, post(&server, body, told)));
     }
     let silent = join_all(silent);
     let reading = join_all(
-        bodies
-            .iter()
-            .cycle()
-            .take(80)
-            .map(|(_, body)| async { said(server.http, &post(body, Told::ContentLength)).await }),
+        bodies.iter().cycle().take(80).map(|(_, body)| async { post(&server, body, Told::ContentLength).await }),
     );
     let health = async {
         let mut slowest = Duration::ZERO;
         for _ in 0..50 {
             let began = Instant::now();
-            let answer = said(server.http, "GET /healthcheck HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
-            assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+            let answer = http::get(server.http, "/healthcheck").await;
+            assert!(answer.status == 200, "{answer}");
             slowest = slowest.max(began.elapsed());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -212,18 +206,14 @@ async fn no_mixture_of_requests_takes_more_memory_than_the_bound() {
 
 #[tokio::test]
 async fn the_door_of_json_may_be_closed() {
-    for (door, host, status) in [
-        ("on", "a", "200"),
-        ("loopback", "127.0.0.1:8080", "200"),
-        ("loopback", "a", "429"),
-        ("off", "127.0.0.1", "403"),
-    ] {
+    for (door, host, status) in
+        [("on", "a", 200), ("loopback", "127.0.0.1:8080", 200), ("loopback", "a", 429), ("off", "127.0.0.1", 403)]
+    {
         let server = server(&[("JSON_DOOR", door)]).await;
-        let request = post(&request("k", KIB), Told::ContentLength).replacen("host: a", &format!("host: {host}"), 1);
-        let answer = said(server.http, &request).await;
-        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{door}: {answer}");
-        assert_eq!(answer.contains("(JSON_DOOR"), status != "200", "{answer}");
-        let health = said(server.http, "GET /healthcheck HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
-        assert!(health.starts_with("HTTP/1.1 200 "), "{health}");
+        let answer = http::post(server.http, "/json", request("k", KIB)).header("host", host).await;
+        assert!(answer.status == status, "{door}: {answer}");
+        assert_eq!(answer.contains("(JSON_DOOR"), status != 200, "{answer}");
+        let health = http::get(server.http, "/healthcheck").await;
+        assert!(health.status == 200, "{health}");
     }
 }

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use tidegate::embedded::{InvalidRequest, NotLoaded, Outcome, RateLimiter};
 
-use crate::support::repository;
+use crate::support::{repository, rule_file};
 
 fn cargo(arguments: &[&str]) -> Output {
     let mut cargo = Command::new(env!("CARGO"));
@@ -114,11 +114,9 @@ fn a_wrong_file_is_named_and_keeps_the_old_rules() {
 
 #[test]
 fn threads_share_a_limit_to_the_last_hit() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let path = directory.path().join("rules.yaml");
-    let rules = "domain: edge\ndescriptors: [{ key: user, rate_limit: { unit: year, requests_per_unit: 1000 } }]\n";
-    fs::write(&path, rules).expect("it is written");
-    let limiter = RateLimiter::from_files([path]).expect("the rules are right");
+    let rules =
+        rule_file("domain: edge\ndescriptors: [{ key: user, rate_limit: { unit: year, requests_per_unit: 1000 } }]\n");
+    let limiter = RateLimiter::from_files([rules.path()]).expect("the rules are right");
     let ask = || limiter.decide("edge", [[("user", "ann")]]).expect("a right request").is_admitted();
     let admitted: usize = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| (0..500).filter(|_| ask()).count())).collect();

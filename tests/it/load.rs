@@ -20,7 +20,7 @@ use tonic::body::Body;
 use tonic::{Code, Request};
 use tower::Service;
 
-use crate::support::{PATIENCE, in_time};
+use crate::support::{PATIENCE, in_time, rule_file};
 
 /// Held by a test that measures, so that those that do run one after the other.
 pub async fn alone() -> MutexGuard<'static, ()> {
@@ -286,8 +286,7 @@ mod tests {
     const RULES: &str = "domain: d\ndescriptors:\n  - { key: a, rate_limit: { unit: week, requests_per_unit: 300 } }\n";
 
     async fn server() -> Tidegate {
-        let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-        std::fs::write(rules.path(), RULES).expect("it is written");
+        let rules = rule_file(RULES);
         Tidegate::start(rules.path(), &[("LOG_LEVEL", "warn")]).await
     }
 

@@ -6,7 +6,6 @@ use std::time::Instant;
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::Signal;
 use serde_json::Value;
-use tempfile::NamedTempFile;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -14,19 +13,14 @@ use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use tidegate::telemetry::escape::is_hidden;
 use tonic::transport::Channel;
 
-use crate::support::{Tidegate, eventually, said};
+use crate::http::{self, Request, said};
+use crate::support::{Tidegate, eventually, rule_file};
 
 const RULES: &str = "domain: edge
 descriptors: [{ key: user, rate_limit: { unit: week, requests_per_unit: 1 } }]
 ";
 /// The value that is refused.
 const VALUE: &str = "Somebody-7f3a9";
-
-fn rules() -> NamedTempFile {
-    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    std::fs::write(file.path(), RULES).expect("it is written");
-    file
-}
 
 struct Client(RateLimitServiceClient<Channel>);
 
@@ -45,16 +39,12 @@ impl Client {
     }
 }
 
-fn put(host: &str, word: &str, connection: &str) -> String {
-    let length = word.len();
-    format!(
-        "PUT /log_level HTTP/1.1\r\nhost: {host}\r\nconnection: {connection}\r\ncontent-length: {length}\r\n\r\n{word}"
-    )
+fn put(tidegate: &Tidegate, host: &str, word: &str) -> Request {
+    http::request(tidegate.debug, "PUT", "/log_level").header("host", host).body(word)
 }
 
 async fn level(tidegate: &Tidegate) -> String {
-    let answer = said(tidegate.debug, "GET /log_level HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
-    answer.split_once("\r\n\r\n").expect("a body").1.to_owned()
+    http::get(tidegate.debug, "/log_level").await.body
 }
 
 /// Makes a line at the level `debug`.
@@ -69,7 +59,7 @@ fn objects(log: &str) -> Vec<Value> {
 
 #[tokio::test]
 async fn a_thousand_refusals_are_a_line_a_second_and_none_of_them_is_lost() {
-    let rules = rules();
+    let rules = rule_file(RULES);
     let settings = [("LOG_LEVEL", "info"), ("LOG_FORMAT", "json")];
     let tidegate = Tidegate::start(rules.path(), &settings).await;
     let mut client = Client::of(&tidegate).await;
@@ -106,7 +96,7 @@ async fn a_thousand_refusals_are_a_line_a_second_and_none_of_them_is_lost() {
 
 #[tokio::test]
 async fn every_line_for_programs_is_an_object_to_the_last() {
-    let rules = rules();
+    let rules = rule_file(RULES);
     let mut tidegate = Tidegate::start(rules.path(), &[("LOG_LEVEL", "trace"), ("LOG_FORMAT", "json")]).await;
     babble(&tidegate).await;
     let broken = RULES.replace("week", "\"\\ndecade\"");
@@ -129,7 +119,7 @@ async fn every_line_for_programs_is_an_object_to_the_last() {
 #[tokio::test]
 async fn what_would_reorder_or_forge_a_line_is_escaped_in_either_format() {
     for (format, escape) in [("text", "\\u{61c}"), ("json", "\\u061c")] {
-        let rules = rules();
+        let rules = rule_file(RULES);
         let tidegate = Tidegate::start(rules.path(), &[("LOG_FORMAT", format)]).await;
         let broken = RULES.replace("week", "\"\u{202e}yad\u{2069}\u{61c}\\e[2K\"");
         std::fs::write(rules.path(), broken).expect("it is written");
@@ -149,9 +139,9 @@ async fn what_would_reorder_or_forge_a_line_is_escaped_in_either_format() {
 
 #[tokio::test]
 async fn the_level_changes_while_the_process_runs() {
-    let rules = rules();
+    let rules = rule_file(RULES);
     let tidegate = Tidegate::start(rules.path(), &[("LOG_LEVEL", "error")]).await;
-    let index = said(tidegate.debug, "GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
+    let index = http::get(tidegate.debug, "/").await;
     assert!(index.contains("/log_level"), "{index}");
     assert_eq!(level(&tidegate).await, "error\n");
     babble(&tidegate).await;
@@ -160,28 +150,28 @@ async fn the_level_changes_while_the_process_runs() {
         ("evil.example", "debug", 403, "neither an address nor localhost"),
         ("127.0.0.1", "loud", 400, "expected trace, debug, info, warn or error"),
     ] {
-        let answer = said(tidegate.debug, &put(host, word, "close")).await;
-        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")) && answer.contains(words), "{answer}");
+        let answer = put(&tidegate, host, word).await;
+        assert!(answer.status == status && answer.contains(words), "{answer}");
         assert_eq!(level(&tidegate).await, "error\n");
     }
     assert_eq!(tidegate.log(), "");
 
     let host = tidegate.debug.to_string();
-    let answer = said(tidegate.debug, &put(&host, "debug\n", "close")).await;
-    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("\r\n\r\ndebug\n"), "{answer}");
+    let answer = put(&tidegate, &host, "debug\n").await;
+    assert!(answer.status == 200 && answer.body == "debug\n", "{answer}");
     assert_eq!(level(&tidegate).await, "debug\n");
     eventually("the change is told of", async || tidegate.log().contains("log.level_changed").then_some(())).await;
     babble(&tidegate).await;
     eventually("debug lines are there", async || tidegate.log().contains("a connection failed").then_some(())).await;
 
-    said(tidegate.debug, &put("localhost", "error", "close")).await;
+    put(&tidegate, "localhost", "error").await;
     let written = eventually("this change is told of, too", async || {
         let log = tidegate.log();
         log.contains("the log level is now ERROR").then_some(log)
     })
     .await;
     babble(&tidegate).await;
-    said(tidegate.debug, &put("[::1]:6070", "error", "close")).await;
+    put(&tidegate, "[::1]:6070", "error").await;
     let more = eventually("what comes after is told of", async || {
         let log = tidegate.log();
         (log.matches("the log level is now ERROR").count() == 2).then(|| log[written.len()..].to_owned())
@@ -192,10 +182,10 @@ async fn the_level_changes_while_the_process_runs() {
 
 #[tokio::test]
 async fn where_others_reach_the_debug_listener_the_level_stays() {
-    let rules = rules();
+    let rules = rule_file(RULES);
     let tidegate = Tidegate::start(rules.path(), &[("DEBUG_HOST", "0.0.0.0")]).await;
-    let answer = said(tidegate.debug, &put("127.0.0.1", "debug", "close")).await;
-    assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains("DEBUG_HOST"), "{answer}");
+    let answer = put(&tidegate, "127.0.0.1", "debug").await;
+    assert!(answer.status == 403 && answer.contains("DEBUG_HOST"), "{answer}");
     babble(&tidegate).await;
     assert!(level(&tidegate).await.contains("DEBUG_HOST"), "it is not read either");
     assert!(!tidegate.log().contains("a connection failed"), "{}", tidegate.log());
@@ -203,31 +193,30 @@ async fn where_others_reach_the_debug_listener_the_level_stays() {
 
 #[tokio::test]
 async fn the_pages_of_the_debug_listener_are_read_by_address_unless_others_reach_it() {
-    let rules = rules();
-    let get = |path: &str, host: &str| format!("GET {path} HTTP/1.1\r\n{host}connection: close\r\n\r\n");
+    let rules = rule_file(RULES);
     let tidegate = Tidegate::start(rules.path(), &[]).await;
     let paths = ["/", "/rlconfig", "/log_level"];
     for path in paths {
-        for host in ["host: evil.example\r\n", "host: localhost.evil.example:6070\r\n", "host: \r\n"] {
-            let answer = said(tidegate.debug, &get(path, host)).await;
-            assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains("the Host header is neither"), "{answer}");
+        for host in ["evil.example", "localhost.evil.example:6070", ""] {
+            let answer = http::get(tidegate.debug, path).header("host", host).await;
+            assert!(answer.status == 403 && answer.contains("the Host header is neither"), "{answer}");
             assert!(!answer.contains("edge"), "{answer}");
         }
-        for host in ["host: 127.0.0.1:6070\r\n", "host: [::1]\r\n", "host: localhost:6070\r\n"] {
-            let answer = said(tidegate.debug, &get(path, host)).await;
-            assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        for host in ["127.0.0.1:6070", "[::1]", "localhost:6070"] {
+            let answer = http::get(tidegate.debug, path).header("host", host).await;
+            assert!(answer.status == 200, "{answer}");
         }
     }
     let shared = Tidegate::start(rules.path(), &[("DEBUG_HOST", "0.0.0.0")]).await;
     for path in &paths[..2] {
-        let answer = said(shared.debug, &get(path, "host: tidegate.example\r\n")).await;
-        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        let answer = http::get(shared.debug, path).header("host", "tidegate.example").await;
+        assert!(answer.status == 200, "{answer}");
     }
 }
 
 #[tokio::test]
 async fn signals_for_users_do_nothing() {
-    let rules = rules();
+    let rules = rule_file(RULES);
     let mut tidegate = Tidegate::start(rules.path(), &[]).await;
     let mut client = Client::of(&tidegate).await;
     assert!(!client.is_refused().await);
@@ -242,7 +231,7 @@ async fn signals_for_users_do_nothing() {
 
 #[tokio::test]
 async fn connections_that_end_by_an_error_are_one_warning_and_a_count_by_cause() {
-    let rules = rules();
+    let rules = rule_file(RULES);
     let tidegate = Tidegate::start(rules.path(), &[("LOG_FORMAT", "json")]).await;
     for _ in 0..5 {
         babble(&tidegate).await;
@@ -277,12 +266,13 @@ async fn a_log_that_nobody_reads_holds_up_no_decision_and_no_stop() {
     assert_eq!(filled.kind(), ErrorKind::WouldBlock);
     fcntl_setfl(&full, OFlags::empty()).expect("it is set");
 
-    let rules = rules();
+    let rules = rule_file(RULES);
     let mut tidegate = Tidegate::start_to(Some(rules.path()), &[("LOG_LEVEL", "trace")], Some(full.into())).await;
     let mut client = Client::of(&tidegate).await;
     assert!(!client.is_refused().await);
-    let many: String = (1..LINES).map(|_| put("localhost", "trace", "keep-alive")).collect();
-    let answers = said(tidegate.debug, &(many + &put("localhost", "trace", "close"))).await;
+    let last = String::from_utf8(put(&tidegate, "localhost", "trace").bytes()).expect("text");
+    let many = last.replace("connection: close\r\n", "").repeat(LINES - 1);
+    let answers = said(tidegate.debug, &(many + &last)).await;
     assert_eq!(answers.matches("HTTP/1.1 200 ").count(), LINES);
     for _ in 0..1_000 {
         assert!(client.is_refused().await);

@@ -113,12 +113,13 @@ mod twins;
 mod undecided;
 /// gRPC on a Unix socket.
 mod unix;
-/// The protocol, spoken with types that are not ours.
+/// The protocol as it is published, in messages that are not those of the service.
 mod wire;
 /// Rules from a control plane, with a management server of the tests.
 mod xds;
 
 mod histories;
+mod http;
 mod load;
 mod redis;
 mod support;

@@ -14,7 +14,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use crate::envoy::proxy::{Proxy, get};
-use crate::support::{Tidegate, in_time};
+use crate::support::{Tidegate, directory, in_time, rule_file};
 
 const MIB: usize = 1 << 20;
 
@@ -38,11 +38,8 @@ struct Served {
 
 impl Served {
     async fn start(variables: &[(&str, &str)]) -> Self {
-        let rules = tempfile::tempdir().expect("a directory");
-        for (domain, rule) in DOMAINS {
-            let text = format!("domain: {domain}\ndescriptors:\n  - {rule}\n");
-            std::fs::write(rules.path().join(format!("{domain}.yaml")), text).expect("it is written");
-        }
+        let text = |rule: &str, domain: &str| format!("domain: {domain}\ndescriptors:\n  - {rule}\n");
+        let rules = directory(DOMAINS.map(|(domain, rule)| (format!("{domain}.yaml"), text(rule, domain))));
         let served = Self::start_with(rules.path(), variables).await;
         Self { _rules: Some(rules), ..served }
     }
@@ -178,9 +175,8 @@ async fn a_header_that_makes_a_message_too_large_lets_no_request_pass_envoy() {
     const COPIED: &str = "
               - actions:
                 - request_headers: { header_name: x-user-id, descriptor_key: user }";
-    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
     let text = "domain: edge\ndescriptors: [{ key: user, rate_limit: { unit: year, requests_per_unit: 4 } }]\n";
-    std::fs::write(rules.path(), text).expect("it is written");
+    let rules = rule_file(text);
     let tidegate = Tidegate::start(rules.path(), &[("REFUSAL_BODY", "json")]).await;
     // The header is copied into four descriptors.
     let (copies, open, upstream) = (COPIED.repeat(4), roomy("fail_open"), roomy("upstream"));

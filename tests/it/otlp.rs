@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use tonic::transport::Channel;
 
 use crate::redis::certificates::Authority;
-use crate::support::{Tidegate, eventually, in_time};
+use crate::support::{Tidegate, eventually, in_time, rule_file};
 use crate::traces::receiver::{Metrics, Receiver};
 
 const RULES: &str = "domain: edge
@@ -40,8 +40,7 @@ struct Served {
 
 impl Served {
     async fn with(collector: &str, more: &[(&str, &str)]) -> Self {
-        let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-        std::fs::write(rules.path(), RULES).expect("it is written");
+        let rules = rule_file(RULES);
         let own = [("OTEL_METRICS_EXPORTER", "otlp"), ("OTEL_EXPORTER_OTLP_ENDPOINT", collector)];
         let tidegate = Tidegate::start(rules.path(), &[&own, more].concat()).await;
         let client = RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await;

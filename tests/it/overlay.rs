@@ -10,7 +10,8 @@ use tokio::process::Command;
 
 mod law;
 
-use crate::support::{Tidegate, by_tier, eventually, output, repository, said};
+use crate::http::{self, Answer};
+use crate::support::{Tidegate, by_tier, eventually, output, repository};
 
 const RULES: &str = "domain: edge
 descriptors: [{ key: user, rate_limit: { unit: minute, requests_per_unit: 5 } }]
@@ -60,25 +61,20 @@ impl Scene {
 }
 
 /// The answer to a request over `/json`.
-async fn asked(server: &Tidegate, body: &str) -> String {
-    let request = format!(
-        "POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    said(server.http, &request).await
+async fn asked(server: &Tidegate, body: &str) -> Answer {
+    http::post(server.http, "/json", body).header("content-type", "application/json").await
 }
 
 /// The rules in force, as the debug page shows them.
 async fn rlconfig(server: &Tidegate) -> String {
-    let page = said(server.debug, "GET /rlconfig HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
-    page.split_once("\r\n\r\n").map_or(String::new(), |(_, body)| body.trim().to_owned())
+    http::get(server.debug, "/rlconfig").await.body.trim().to_owned()
 }
 
 /// The number of hits of a new user that are admitted at once.
 async fn admitted(server: &Tidegate, user: &str) -> u32 {
-    let body = format!(r#"{{"domain":"edge","descriptors":[{{"entries":[{{"key":"user","value":"{user}"}}]}}]}}"#);
+    let body = http::descriptor("edge", &[("user", user)]);
     let mut admitted = 0;
-    while asked(server, &body).await.starts_with("HTTP/1.1 200 ") {
+    while asked(server, &body).await.status == 200 {
         admitted += 1;
         assert!(admitted < 1_000, "nothing is refused");
     }
@@ -289,12 +285,10 @@ async fn a_list_of_an_overlay_is_followed_live_and_rules_of_the_source_do_not_hi
     assert_eq!((admitted(&server, "a").await, admitted(&server, "b").await), (0, 5));
     scene.write("denied.txt", "b\nc\n");
     generation(&server, 2).await;
-    let body = |user: &str| {
-        format!(r#"{{"domain":"edge","descriptors":[{{"entries":[{{"key":"user","value":"{user}"}}]}}]}}"#)
-    };
-    assert!(asked(&server, &body("a")).await.starts_with("HTTP/1.1 200 "));
+    let body = |user: &str| http::descriptor("edge", &[("user", user)]);
+    assert!(asked(&server, &body("a")).await.status == 200);
     for user in ["b", "c"] {
-        assert!(asked(&server, &body(user)).await.starts_with("HTTP/1.1 429 "), "{user}");
+        assert!(asked(&server, &body(user)).await.status == 429, "{user}");
     }
 }
 
@@ -311,8 +305,8 @@ async fn own_rules_of_a_named_domain_are_in_force_before_the_control_plane_answe
     ];
     let server = Tidegate::start_with(None, &variables).await;
     assert_eq!(admitted(&server, "a").await, 2);
-    let other = asked(&server, r#"{"domain":"other","descriptors":[{"entries":[{"key":"user","value":"a"}]}]}"#).await;
-    assert!(other.starts_with("HTTP/1.1 503 ") && other.contains("no rate limit"), "{other}");
+    let other = asked(&server, &http::descriptor("other", &[("user", "a")])).await;
+    assert!(other.status == 503 && other.contains("no rate limit"), "{other}");
     scene.write(
         "overlay.yaml",
         "overlay: edge\ndescriptors: [{ key: user, rate_limit: { unit: hour, requests_per_unit: 3 } }]\n",
@@ -420,9 +414,8 @@ async fn versions(server: &Tidegate, user: &str) -> (u64, u64) {
     let entry = |key: &str| format!(r#"{{"entries":[{{"key":"{key}","value":"{user}"}}]}}"#);
     let body = format!(r#"{{"domain":"edge","descriptors":[{},{}]}}"#, entry("user"), entry("own"));
     let answer = asked(server, &body).await;
-    let (head, body) = answer.split_once("\r\n\r\n").expect("an answer");
-    assert!(head.starts_with("HTTP/1.1 200 "), "{answer}");
-    let found: serde_json::Value = serde_json::from_str(body).expect("JSON");
+    assert_eq!(answer.status, 200, "{answer}");
+    let found = answer.json();
     let number = |value: &serde_json::Value| value.as_u64().unwrap_or_else(|| panic!("{answer}"));
     let limit = |index: usize| number(&found["statuses"][index]["currentLimit"]["requestsPerUnit"]);
     let burst = number(&found["statuses"][0]["limitRemaining"]) + 1;
@@ -509,6 +502,6 @@ async fn an_overlay_without_room_beside_the_rules_comes_into_force_once_they_hav
     fs::remove_file(scene.at("rules/99.yaml")).expect("it is removed");
     eventually("it is in force", async || (metric(&server, "tidegate_overlay_rejected").await == "0").then_some(()))
         .await;
-    let denied = r#"{"domain":"edge-0","descriptors":[{"entries":[{"key":"user","value":"v1999"}]}]}"#;
-    assert!(asked(&server, denied).await.starts_with("HTTP/1.1 429 "), "the overlay's own rules are in force");
+    let denied = http::descriptor("edge-0", &[("user", "v1999")]);
+    assert!(asked(&server, &denied).await.status == 429, "the overlay's own rules are in force");
 }

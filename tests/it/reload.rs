@@ -14,11 +14,10 @@ use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tidegate::rulefile::{File, Options, load};
 use tidegate::rules::Rule;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tonic::transport::Channel;
 
-use crate::support::{Tidegate, by_tier, eventually, in_time};
+use crate::http;
+use crate::support::{Tidegate, by_tier, directory, eventually, in_time};
 
 mod counters;
 mod cuts;
@@ -52,14 +51,14 @@ impl Scene {
 
     /// The same, with these variables.
     async fn of_file_with(text: &str, variables: &[(&str, &str)]) -> Self {
-        let directory = directory(&[("rules.yaml", text)]);
+        let directory = directory([("rules.yaml", text)]);
         let server = Tidegate::start(&directory.path().join("rules.yaml"), variables).await;
         Self { directory, server }
     }
 
     /// A server that is told of a directory.
     async fn of_directory(files: &[(&str, &str)]) -> Self {
-        let directory = directory(files);
+        let directory = directory(files.iter().copied());
         let server = Tidegate::start(directory.path(), &[]).await;
         Self { directory, server }
     }
@@ -122,16 +121,6 @@ impl Scene {
     }
 }
 
-fn directory(files: &[(&str, &str)]) -> TempDir {
-    let directory = tempfile::tempdir().expect("a directory");
-    for (file, text) in files {
-        let path = directory.path().join(file);
-        fs::create_dir_all(path.parent().expect("it has one")).expect("it is made");
-        fs::write(path, text).expect("it is written");
-    }
-    directory
-}
-
 fn replace(path: &Path, text: &str) {
     let beside = path.with_extension("new");
     fs::write(&beside, text).expect("it is written");
@@ -153,17 +142,9 @@ fn mount(volume: &Path, version: &str, text: &str) {
 
 /// A page of the debug listener.
 async fn page(server: &Tidegate, path: &str) -> String {
-    let asked = async {
-        let mut stream = TcpStream::connect(server.debug).await?;
-        stream
-            .write_all(format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n").as_bytes())
-            .await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.map(|_| answer)
-    };
-    let answer = in_time("the debug listener answers", asked).await.expect("it answers");
-    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
-    answer.split_once("\r\n\r\n").expect("a body").1.to_owned()
+    let answer = http::get(server.debug, path).await;
+    assert_eq!(answer.status, 200, "{answer}");
+    answer.body
 }
 
 /// The limits that `/rlconfig` lists.
@@ -266,7 +247,7 @@ async fn a_mounted_config_map_takes_over_when_its_link_is_turned() {
 
 #[tokio::test]
 async fn a_link_further_up_the_path_may_be_turned() {
-    let made = directory(&[("1/rules.yaml", &rules(10)), ("2/rules.yaml", &rules(20))]);
+    let made = directory([("1/rules.yaml", &rules(10)), ("2/rules.yaml", &rules(20))]);
     symlink("1", made.path().join("current")).expect("a link");
     let server = Tidegate::start(&made.path().join("current/rules.yaml"), &[("LOG_LEVEL", "debug")]).await;
     let scene = Scene { directory: made, server };
@@ -283,7 +264,7 @@ async fn a_link_further_up_the_path_may_be_turned() {
 
 #[tokio::test]
 async fn a_change_that_nothing_tells_of_is_found_all_the_same() {
-    let made = directory(&[("watched/rules.yaml", &rules(10))]);
+    let made = directory([("watched/rules.yaml", &rules(10))]);
     // What is written by another name of the file is told to the directory of that name alone.
     fs::hard_link(made.path().join("watched/rules.yaml"), made.path().join("elsewhere")).expect("a link");
     let server = Tidegate::start(&made.path().join("watched"), &[("LOG_LEVEL", "debug")]).await;
@@ -298,7 +279,7 @@ async fn a_change_that_nothing_tells_of_is_found_all_the_same() {
 #[tokio::test]
 async fn a_runtime_directory_is_followed_with_its_root_watched_or_not() {
     for (is_watched, beside) in [("true", 3), ("false", 1)] {
-        let made = directory(&[("tide/config/a.yaml", &domain("a", 1))]);
+        let made = directory([("tide/config/a.yaml", &domain("a", 1))]);
         let root = made.path().to_str().expect("text").to_owned();
         let variables =
             [("RUNTIME_ROOT", root.as_str()), ("RUNTIME_SUBDIRECTORY", "tide"), ("RUNTIME_WATCH_ROOT", is_watched)];

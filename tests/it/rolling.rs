@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use crate::envoy::proxy::{Proxy, status};
-use crate::support::{Tidegate, eventually, in_time};
+use crate::support::{Tidegate, directory, eventually, in_time};
 
 /// How often both instances are replaced.
 const ROUNDS: usize = 20;
@@ -33,9 +33,7 @@ struct Fleet {
 
 impl Fleet {
     async fn start() -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        std::fs::write(directory.path().join("rules.yaml"), RULES).expect("it is written");
-        let mut fleet = Self { directory, instances: Vec::new() };
+        let mut fleet = Self { directory: directory([("rules.yaml", RULES)]), instances: Vec::new() };
         for _ in 0..2 {
             let instance = fleet.instance("0").await;
             fleet.instances.push(instance);

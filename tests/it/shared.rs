@@ -18,7 +18,7 @@ use tokio::sync::Barrier;
 use tonic::transport::Channel;
 
 use crate::redis::cluster::Cluster;
-use crate::support::{Tidegate, by_tier, eventually, in_time};
+use crate::support::{Tidegate, by_tier, directory, eventually, in_time};
 
 const INSTANCES: usize = 3;
 const CLIENTS: usize = 64;
@@ -293,10 +293,8 @@ fn records_refused(layout: Layout, descriptor: &RateLimitDescriptor) -> bool {
 }
 
 async fn instances() -> (Vec<Tidegate>, Vec<Client>, tempfile::TempDir) {
-    let rules = tempfile::tempdir().expect("a directory");
-    for layout in [Layout::Each, Layout::Descriptor, Layout::Colocated, Layout::Across] {
-        std::fs::write(rules.path().join(format!("{}.yaml", layout.name())), layout.rules()).expect("it is written");
-    }
+    let layouts = [Layout::Each, Layout::Descriptor, Layout::Colocated, Layout::Across];
+    let rules = directory(layouts.map(|layout| (format!("{}.yaml", layout.name()), layout.rules())));
     let addresses = Cluster::shared().await.addresses();
     // Nobody else's counters; and no answer by policy because the machine is busy: this is not about time.
     let prefix = format!("shared{:016x}:", rand());

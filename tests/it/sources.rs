@@ -7,14 +7,11 @@ use std::path::Path;
 use tempfile::TempDir;
 use tidegate::source::file::find::{Location, UnreadableRules};
 
-fn directory(files: &[&str]) -> TempDir {
-    let directory = tempfile::tempdir().expect("a directory");
-    for file in files {
-        let path = directory.path().join(file);
-        fs::create_dir_all(path.parent().expect("it has one")).expect("it is made");
-        fs::write(path, file).expect("it is written");
-    }
-    directory
+use crate::support::directory;
+
+/// A directory with files of these names, each of which has its name as text.
+fn named(files: &[&str]) -> TempDir {
+    directory(files.iter().map(|name| (name, name)))
 }
 
 /// The paths below `directory` that a source reads.
@@ -35,20 +32,20 @@ fn runtime(directory: &Path, is_root_watched: bool, ignores_dot_files: bool) -> 
 
 #[test]
 fn a_directory_on_the_command_line_gives_its_yaml_files_in_order() {
-    let made = directory(&["b.yaml", "a.yml", "deep/c.yaml", "notes.txt", ".hidden.yaml"]);
+    let made = named(&["b.yaml", "a.yml", "deep/c.yaml", "notes.txt", ".hidden.yaml"]);
     let source = Location::Paths(vec![made.path().to_owned()]);
     assert_eq!(read(made.path(), &source), ["a.yml", "b.yaml", "deep/c.yaml"]);
 }
 
 #[test]
 fn a_file_on_the_command_line_may_have_any_name() {
-    let made = directory(&["rules"]);
+    let made = named(&["rules"]);
     assert_eq!(read(made.path(), &Location::Paths(vec![made.path().join("rules")])), ["rules"]);
 }
 
 #[test]
 fn with_the_root_watched_every_file_counts_whose_dotted_path_begins_with_the_app_directory() {
-    let made = directory(&["config/a.yaml", "config/deep/b.txt", "config.yaml", "other/c.yaml", "configuration.yaml"]);
+    let made = named(&["config/a.yaml", "config/deep/b.txt", "config.yaml", "other/c.yaml", "configuration.yaml"]);
     assert_eq!(
         read(made.path(), &runtime(made.path(), true, false)),
         ["config/a.yaml", "config/deep/b.txt", "config.yaml"]
@@ -57,20 +54,20 @@ fn with_the_root_watched_every_file_counts_whose_dotted_path_begins_with_the_app
 
 #[test]
 fn without_it_only_the_app_directory_counts() {
-    let made = directory(&["config/a.yaml", "config/deep/b.yaml", "config.yaml", "other/c.yaml"]);
+    let made = named(&["config/a.yaml", "config/deep/b.yaml", "config.yaml", "other/c.yaml"]);
     assert_eq!(read(made.path(), &runtime(made.path(), false, false)), ["config/a.yaml", "config/deep/b.yaml"]);
 }
 
 #[test]
 fn dot_files_count_unless_they_are_ignored() {
-    let made = directory(&["config/.a.yaml", "config/b.yaml"]);
+    let made = named(&["config/.a.yaml", "config/b.yaml"]);
     assert_eq!(read(made.path(), &runtime(made.path(), true, false)), ["config/.a.yaml", "config/b.yaml"]);
     assert_eq!(read(made.path(), &runtime(made.path(), true, true)), ["config/b.yaml"]);
 }
 
 #[test]
 fn a_mounted_config_map_is_read_once_whatever_is_said_of_dot_files() {
-    let made = directory(&["config/..2026_11_21/rules.yaml"]);
+    let made = named(&["config/..2026_11_21/rules.yaml"]);
     let config = made.path().join("config");
     symlink("..2026_11_21", config.join("..data")).expect("a link");
     symlink("..data/rules.yaml", config.join("rules.yaml")).expect("a link");
@@ -81,7 +78,7 @@ fn a_mounted_config_map_is_read_once_whatever_is_said_of_dot_files() {
 
 #[test]
 fn an_empty_runtime_directory_is_no_rules_and_a_missing_one_an_error() {
-    let made = directory(&[]);
+    let made = named(&[]);
     assert!(read(made.path(), &runtime(made.path(), true, false)).is_empty());
     let wrong = runtime(&made.path().join("nowhere"), true, false).read().expect_err("there is none");
     assert!(matches!(wrong.as_slice(), [UnreadableRules::NoDirectory { .. }]));
@@ -90,7 +87,7 @@ fn an_empty_runtime_directory_is_no_rules_and_a_missing_one_an_error() {
 #[test]
 fn rule_files_that_are_too_large_together_are_an_error() {
     let names: Vec<_> = (0..9).map(|number| format!("config/{number}.yaml")).collect();
-    let made = directory(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    let made = named(&names.iter().map(String::as_str).collect::<Vec<_>>());
     for name in &names {
         // A hole of the largest size of one file.
         fs::File::create(made.path().join(name)).expect("a file").set_len(32 << 20).expect("a hole");
@@ -101,7 +98,7 @@ fn rule_files_that_are_too_large_together_are_an_error() {
 
 #[test]
 fn a_link_that_leads_nowhere_is_an_error_unless_an_editor_made_it() {
-    let made = directory(&["config/a.yaml"]);
+    let made = named(&["config/a.yaml"]);
     let config = made.path().join("config");
     symlink("somebody@somewhere.4711", config.join(".#a.yaml")).expect("a link");
     let sources = [runtime(made.path(), true, false), Location::Paths(vec![config.clone()])];

@@ -9,7 +9,8 @@ use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::task::JoinHandle;
 
-use crate::support::{Tidegate, eventually, in_time, said};
+use crate::http;
+use crate::support::{Tidegate, eventually, in_time, rule_file};
 
 const RULES: &str = "domain: edge
 descriptors:
@@ -18,12 +19,6 @@ descriptors:
     value: b
     descriptors: [{ key: c, descriptors: [{ key: d, value: e, rate_limit: { unit: week, requests_per_unit: 9 } }] }]
 ";
-
-fn rules() -> NamedTempFile {
-    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    std::fs::write(file.path(), RULES).expect("it is written");
-    file
-}
 
 /// A receiver and what it has got. It ends when it is dropped.
 struct Receiver {
@@ -113,9 +108,8 @@ async fn read(mut stream: TcpStream, kept: &Mutex<Vec<Vec<u8>>>) {
 
 async fn ask(tidegate: &Tidegate, entries: &str, times: usize) {
     let body = format!(r#"{{"domain":"edge","descriptors":[{{"entries":[{entries}]}}]}}"#);
-    let head = format!("POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
     for _ in 0..times {
-        assert!(said(tidegate.http, &format!("{head}{body}")).await.starts_with("HTTP/1.1 "));
+        http::post(tidegate.http, "/json", &*body).await;
     }
 }
 
@@ -136,7 +130,7 @@ async fn stop(mut tidegate: Tidegate) {
 
 #[tokio::test]
 async fn statsd_gets_what_grew_under_the_names_of_the_reference() {
-    let (receiver, rules) = (Receiver::tcp(0).await, rules());
+    let (receiver, rules) = (Receiver::tcp(0).await, rule_file(RULES));
     let tidegate = serve(&rules, receiver.port, &[("EXTRA_TAGS", "zone:eu.1,az:a")]).await;
     ask(&tidegate, ALICE, 3).await;
     receiver.sees(&format!("{USER}.total_hits.__az=a.__zone=eu_1"), 3).await;
@@ -161,7 +155,7 @@ async fn statsd_gets_what_grew_under_the_names_of_the_reference() {
 #[tokio::test]
 async fn statsd_goes_over_udp_where_its_protocol_says_so() {
     for protocol in ["udp", "UDP4"] {
-        let (receiver, rules) = (Receiver::udp().await, rules());
+        let (receiver, rules) = (Receiver::udp().await, rule_file(RULES));
         let tidegate = serve(&rules, receiver.port, &[("STATSD_PROTOCOL", protocol), ("EXTRA_TAGS", "az:a")]).await;
         ask(&tidegate, ALICE, 3).await;
         receiver.sees(&format!("{USER}.total_hits.__az=a"), 3).await;
@@ -170,7 +164,7 @@ async fn statsd_goes_over_udp_where_its_protocol_says_so() {
         }
         stop(tidegate).await;
     }
-    let (receiver, rules) = (Receiver::tcp(0).await, rules());
+    let (receiver, rules) = (Receiver::tcp(0).await, rule_file(RULES));
     let tidegate = serve(&rules, receiver.port, &[("STATSD_PROTOCOL", "tcp6")]).await;
     eventually("127.0.0.1 is no address of version 6", async || {
         tidegate.log().contains("the host has no address for STATSD_PROTOCOL").then_some(())
@@ -181,7 +175,7 @@ async fn statsd_goes_over_udp_where_its_protocol_says_so() {
 
 #[tokio::test]
 async fn dogstatsd_gets_datagrams_of_whole_lines_with_tags_and_new_names() {
-    let (receiver, rules) = (Receiver::udp().await, rules());
+    let (receiver, rules) = (Receiver::udp().await, rule_file(RULES));
     let mogrifier = [
         ("USE_DOG_STATSD_MOGRIFIERS", "RULE"),
         ("DOG_STATSD_MOGRIFIER_RULE_PATTERN", r"^ratelimit\.service\.rate_limit\.([^.]*)\.(.*)\.([^.]*)$"),
@@ -203,7 +197,7 @@ async fn dogstatsd_gets_datagrams_of_whole_lines_with_tags_and_new_names() {
 
 #[tokio::test]
 async fn a_receiver_that_comes_late_or_goes_and_comes_back_misses_nothing() {
-    let rules = rules();
+    let rules = rule_file(RULES);
     let port = Receiver::tcp(0).await.port;
     let tidegate = serve(&rules, port, &[]).await;
     ask(&tidegate, ALICE, 3).await;
@@ -229,7 +223,7 @@ async fn a_receiver_that_comes_late_or_goes_and_comes_back_misses_nothing() {
 
 #[tokio::test]
 async fn the_last_hits_are_sent_at_the_stop() {
-    let (receiver, rules) = (Receiver::tcp(0).await, rules());
+    let (receiver, rules) = (Receiver::tcp(0).await, rule_file(RULES));
     let tidegate = serve(&rules, receiver.port, &[("STATS_FLUSH_INTERVAL", "1h")]).await;
     ask(&tidegate, ALICE, 3).await;
     stop(tidegate).await;
@@ -241,16 +235,14 @@ const RULES_OF_A_FLOOD: usize = 500;
 
 #[tokio::test]
 async fn a_receiver_that_reads_nothing_slows_no_decision_and_no_stop_and_misses_nothing_if_it_reads_later() {
-    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
     let rule = |number| {
         format!("  - {{ key: a-key-with-a-long-name-{number}, rate_limit: {{ unit: week, requests_per_unit: 9 }} }}\n")
     };
     let text: String = (0..RULES_OF_A_FLOOD).map(rule).collect();
-    std::fs::write(rules.path(), format!("domain: edge\ndescriptors:\n{text}")).expect("it is written");
+    let rules = rule_file(&format!("domain: edge\ndescriptors:\n{text}"));
     let entry = |number| format!(r#"{{"entries":[{{"key":"a-key-with-a-long-name-{number}","value":"a"}}]}}"#);
     let descriptors: Vec<_> = (0..RULES_OF_A_FLOOD).map(entry).collect();
     let body = format!(r#"{{"domain":"edge","descriptors":[{}]}}"#, descriptors.join(","));
-    let head = format!("POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
     // The kernel takes connections and a few bytes; nobody reads them.
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.set_recv_buffer_size(4_096).expect("a small buffer");
@@ -259,7 +251,7 @@ async fn a_receiver_that_reads_nothing_slows_no_decision_and_no_stop_and_misses_
     let tidegate = serve(&rules, listener.local_addr().expect("it is bound").port(), &[]).await;
     let asked = std::cell::Cell::new(0);
     let ask = async || {
-        assert!(said(tidegate.http, &format!("{head}{body}")).await.starts_with("HTTP/1.1 "));
+        http::post(tidegate.http, "/json", &*body).await;
         asked.set(asked.get() + 1);
     };
     eventually("its buffers are full", async || {

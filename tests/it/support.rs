@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tempfile::NamedTempFile;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tempfile::{NamedTempFile, TempDir};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, ChildStdout, Command};
+
+use crate::http;
 
 /// What a test waits for a thing that must happen, on a machine that may be very busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -148,6 +150,17 @@ pub fn rule_file(text: &str) -> NamedTempFile {
     file
 }
 
+/// A directory with files of these names, which may begin with other directories, and contents.
+pub fn directory(files: impl IntoIterator<Item = (impl AsRef<Path>, impl AsRef<[u8]>)>) -> TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
+    for (name, content) in files {
+        let path = directory.path().join(name);
+        std::fs::create_dir_all(path.parent().expect("it has one")).expect("it is made");
+        std::fs::write(path, content).expect("it is written");
+    }
+    directory
+}
+
 /// Has `tidegate serve` listen on ports of its own, on the loopback interface.
 pub fn on_free_ports(command: &mut Command) -> &mut Command {
     for listener in ["GRPC_", "", "DEBUG_"] {
@@ -204,10 +217,9 @@ impl Tidegate {
 
     /// Its page of metrics.
     pub async fn metrics(&self) -> String {
-        let request = "GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
-        let answer = said(self.http, request).await;
-        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
-        answer
+        let answer = http::get(self.http, "/metrics").await;
+        assert_eq!(answer.status, 200, "{answer}");
+        answer.body
     }
 
     /// The most memory it has ever had resident, in bytes.
@@ -268,34 +280,6 @@ impl Tidegate {
     pub async fn ended(&mut self) -> ExitStatus {
         self.process.ended().await
     }
-}
-
-/// What is answered to these bytes, on a connection of their own, until it ends, well or not.
-pub async fn said(at: SocketAddr, request: &str) -> String {
-    said_on(TcpStream::connect(at), request).await
-}
-
-/// As [`said`], from the address `client`.
-pub async fn said_as(client: Ipv4Addr, at: SocketAddr, request: &str) -> String {
-    let connected = async {
-        let socket = TcpSocket::new_v4()?;
-        socket.bind((client, 0).into())?;
-        socket.connect(at).await
-    };
-    said_on(connected, request).await
-}
-
-async fn said_on(connected: impl Future<Output = std::io::Result<TcpStream>>, request: &str) -> String {
-    in_time("there is an answer", async {
-        let mut stream = connected.await?;
-        let (mut answers, mut requests) = stream.split();
-        let mut answer = Vec::new();
-        // It may answer, and end, before it has read all.
-        let _ = tokio::join!(requests.write_all(request.as_bytes()), answers.read_to_end(&mut answer));
-        Ok::<_, std::io::Error>(String::from_utf8_lossy(&answer).into_owned())
-    })
-    .await
-    .expect("it listens")
 }
 
 /// The addresses that the start says of these listeners, as text or as one object.

@@ -13,9 +13,10 @@ use tonic::transport::Channel;
 use tonic::{Code, Request};
 
 use crate::envoy::proxy::{Proxy, get};
+use crate::http;
 use crate::redis::certificates::Authority;
 use crate::redis::{Port, Single};
-use crate::support::{Tidegate, eventually, repository, said};
+use crate::support::{Tidegate, eventually, repository, rule_file};
 use receiver::{Received, Receiver};
 
 pub mod receiver;
@@ -31,12 +32,6 @@ const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const SPAN: &str = "b7ad6b7169203331";
 const SERVER: i32 = 2;
 const CLIENT: i32 = 3;
-
-fn rules(text: &str) -> NamedTempFile {
-    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    std::fs::write(file.path(), text).expect("it is written");
-    file
-}
 
 /// A server that records requests there.
 async fn serve(rules: &NamedTempFile, receiver: &str, more: &[(&str, &str)]) -> Tidegate {
@@ -104,7 +99,7 @@ fn attributes<'a>(of: &Received, keys: &[&'a str]) -> Vec<(&'a str, String)> {
 async fn each_decision_is_a_span_whichever_way_it_is_delivered() {
     for protocol in ["http", "grpc"] {
         let receiver = if protocol == "grpc" { Receiver::grpc().await } else { Receiver::http().await };
-        let rules = rules(RULES);
+        let rules = rule_file(RULES);
         let settings = [
             ("TRACING_EXPORTER_PROTOCOL", protocol),
             ("TRACING_SERVICE_NAMESPACE", "shop"),
@@ -174,13 +169,11 @@ async fn each_decision_is_a_span_whichever_way_it_is_delivered() {
 
 #[tokio::test]
 async fn a_request_over_http_is_recorded_as_one() {
-    let (receiver, rules) = (Receiver::http().await, rules(RULES));
+    let (receiver, rules) = (Receiver::http().await, rule_file(RULES));
     let tidegate = serve(&rules, &receiver.url(), &[("OTEL_SERVICE_NAME", "gate")]).await;
-    let body = r#"{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"alice"}]}]}"#;
-    let (length, parent) = (body.len(), parent("01"));
-    let head = format!("POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntraceparent: {parent}\r\n");
-    let answer = said(tidegate.http, &format!("{head}content-length: {length}\r\n\r\n{body}")).await;
-    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    let body = http::descriptor("edge", &[("user", "alice")]);
+    let answer = http::post(tidegate.http, "/json", body).header("traceparent", parent("01")).await;
+    assert_eq!(answer.status, 200, "{answer}");
     let spans = receiver.of_kind(SERVER, 1).await;
     assert_eq!((spans[0].span.name.as_str(), hex(&spans[0].span.parent_span_id)), ("POST /json", SPAN.to_owned()));
     let keys = ["http.request.method", "http.route", "http.response.status_code", "rpc.method", "tidegate.outcome"];
@@ -203,17 +196,16 @@ descriptors:
 
 #[tokio::test]
 async fn a_check_is_recorded_with_its_decision_and_its_calls_of_the_store() {
-    let (receiver, rules, redis) = (Receiver::http().await, rules(CHECKED), Single::start(&[]).await);
+    let (receiver, rules, redis) = (Receiver::http().await, rule_file(CHECKED), Single::start(&[]).await);
     let tidegate = serve(&rules, &receiver.url(), &[("REDIS_URL", &redis.url()), ("STORE_DEADLINE", "5s")]).await;
     let parent = parent("01");
-    let ask = async |domain: &str, headers: &str| {
-        let head = format!("GET /check/{domain} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntraceparent: {parent}\r\n");
-        let answer = said(tidegate.http, &format!("{head}{headers}\r\n")).await;
-        answer.get(9..12).map(str::to_owned).unwrap_or_default()
+    let ask = async |domain: &str, headers: &[(&str, &str)]| {
+        let request = http::get(tidegate.http, &format!("/check/{domain}")).header("traceparent", &parent);
+        request.headers(headers).await.status
     };
-    let alice = "x-user: alice\r\nx-original-uri: /a\r\n";
-    assert_eq!([ask("edge", alice).await, ask("edge", alice).await], ["200", "403"]);
-    assert_eq!([ask("edge", "x-user: alice\r\n").await, ask("other", alice).await], ["403", "404"]);
+    let alice = &[("x-user", "alice"), ("x-original-uri", "/a")];
+    assert_eq!([ask("edge", alice).await, ask("edge", alice).await], [200, 403]);
+    assert_eq!([ask("edge", &alice[..1]).await, ask("other", alice).await], [403, 404]);
     let spans = receiver.of_kind(SERVER, 4).await;
     let keys = [
         "http.request.method",
@@ -247,7 +239,7 @@ async fn a_check_is_recorded_with_its_decision_and_its_calls_of_the_store() {
 
 #[tokio::test]
 async fn a_callers_trace_goes_on_by_b3_in_one_header_or_many() {
-    let (receiver, rules) = (Receiver::grpc().await, rules(RULES));
+    let (receiver, rules) = (Receiver::grpc().await, rule_file(RULES));
     let tidegate = serve(&rules, &receiver.url(), &[("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")]).await;
     let mut client = Client::of(&tidegate).await;
     let one = format!("{TRACE}-{SPAN}-1");
@@ -272,7 +264,7 @@ async fn what_is_recorded_is_up_to_the_caller_and_else_to_the_share() {
         (&[("OTEL_SDK_DISABLED", "true")], [false, false, false]),
         (&[("TRACING_ENABLED", "false")], [false, false, false]),
     ] {
-        let (receiver, rules) = (Receiver::http().await, rules(RULES));
+        let (receiver, rules) = (Receiver::http().await, rule_file(RULES));
         let tidegate = serve(&rules, &receiver.url(), settings).await;
         let mut client = Client::of(&tidegate).await;
         for parent in [Some(parent("01")), Some(parent("00")), None] {
@@ -287,7 +279,7 @@ async fn what_is_recorded_is_up_to_the_caller_and_else_to_the_share() {
 
 #[tokio::test]
 async fn a_round_trip_to_redis_is_a_child_of_the_request_and_says_why_it_failed() {
-    let (receiver, rules, mut redis) = (Receiver::http().await, rules(RULES), Single::start(&[]).await);
+    let (receiver, rules, mut redis) = (Receiver::http().await, rule_file(RULES), Single::start(&[]).await);
     let (url, port) = (redis.url(), redis.address().port().to_string());
     let tidegate = serve(&rules, &receiver.url(), &[("REDIS_URL", &url), ("STORE_DEADLINE", "5s")]).await;
     let mut client = Client::of(&tidegate).await;
@@ -338,7 +330,7 @@ async fn a_round_trip_to_redis_is_a_child_of_the_request_and_says_why_it_failed(
 
 #[tokio::test]
 async fn what_is_taken_and_given_back_on_two_servers_belongs_to_the_request() {
-    let rules = rules(
+    let rules = rule_file(
         "domain: edge
 charging: all_or_nothing
 descriptors:
@@ -377,7 +369,7 @@ async fn a_receiver_that_is_away_or_silent_holds_up_no_decision_and_no_stop() {
     for (protocol, receiver, floods) in
         [("http", &away, false), ("grpc", &away, false), ("http", &silent.url(), true), ("grpc", &silent.url(), true)]
     {
-        let rules = rules(RULES);
+        let rules = rule_file(RULES);
         // Far longer than this test waits for the stop.
         let settings = [("TRACING_EXPORTER_PROTOCOL", protocol), ("OTEL_EXPORTER_OTLP_TIMEOUT", "600000")];
         let tidegate = serve(&rules, receiver, &settings).await;
@@ -423,7 +415,7 @@ async fn a_receiver_under_tls_is_told_only_where_its_authority_is_trusted() {
         let receiver = if protocol == "grpc" { Receiver::grpc().await } else { Receiver::http().await };
         let (url, _way) = receiver.under_tls(&authority).await;
         for (trusted, is_told) in [(&other, false), (&authority, true)] {
-            let (rules, trusted) = (rules(RULES), trusted.certificate());
+            let (rules, trusted) = (rule_file(RULES), trusted.certificate());
             let trusted = trusted.to_str().expect("a path");
             // A directory of authorities is as good as a file.
             let directory = tempfile::tempdir().expect("a directory");
@@ -451,7 +443,7 @@ async fn a_receiver_may_have_a_private_authority_and_ask_for_a_client_certificat
         let names = ["CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"].map(|name| format!("{prefix}{name}"));
         let files = [(names[0].as_str(), ca.as_str()), (&names[1], &certificate), (&names[2], &key)];
         for (files, is_told) in [(&files[..1], false), (&files[1..], false), (&files[..], true)] {
-            let rules = rules(RULES);
+            let rules = rule_file(RULES);
             let tidegate = serve(&rules, &url, &[&[("TRACING_EXPORTER_PROTOCOL", protocol)], files].concat()).await;
             one_call_is_told(tidegate, &receiver, is_told, &format!("{protocol} {files:?}")).await;
         }
@@ -515,7 +507,7 @@ async fn in_an_envoys_trace_the_decision_is_a_child_of_its_call() {
 
 #[tokio::test]
 async fn spans_that_cannot_be_delivered_as_asked_stop_the_start_with_words() {
-    let rules = rules(RULES);
+    let rules = rule_file(RULES);
     for (variable, value, expected) in [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector", "expected a URL such as http://collector:4318"),
         ("TRACING_SAMPLING_RATE", "150", "expected a number from 0 to 1"),

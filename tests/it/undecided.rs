@@ -34,11 +34,12 @@ async fn server() -> (Tidegate, NamedTempFile) {
 
 /// What a call was answered.
 #[derive(Debug)]
-struct Answer {
-    status: i32,
+pub struct Answer {
+    pub status: i32,
     message: String,
     head: HeaderMap,
-    body: Vec<u8>,
+    /// The framed message.
+    pub body: Vec<u8>,
 }
 
 impl Answer {
@@ -53,10 +54,10 @@ impl Answer {
 }
 
 /// Makes calls on a connection of their own.
-struct Caller(h2::client::SendRequest<Bytes>);
+pub struct Caller(h2::client::SendRequest<Bytes>);
 
 impl Caller {
-    async fn connect(server: SocketAddr) -> Self {
+    pub async fn connect(server: SocketAddr) -> Self {
         let socket = tokio::net::TcpStream::connect(server).await.expect("a connection");
         let (client, connection) = h2::client::handshake(socket).await.expect("a handshake");
         tokio::spawn(connection);
@@ -99,12 +100,13 @@ impl Caller {
         in_time("the call is answered", async { tokio::join!(answered, sent).0 }).await
     }
 
-    async fn ask(&self, headers: &[(&'static str, &str)], body: impl Into<Bytes>) -> Answer {
+    pub async fn ask(&self, headers: &[(&'static str, &str)], body: impl Into<Bytes>) -> Answer {
         self.call(SHOULD_RATE_LIMIT, headers, body).await
     }
 }
 
-fn framed(flag: u8, message: &[u8]) -> Vec<u8> {
+/// A message as gRPC frames it.
+pub fn framed(flag: u8, message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).expect("it fits").to_be_bytes();
     [&[flag][..], &length, message].concat()
 }

@@ -6,12 +6,12 @@ use std::time::Duration;
 use tokio::process::Command;
 use tokio::time::{Instant, sleep_until};
 
-use super::{CANARY, PREFIX, Service, request, rules};
+use super::{CANARY, PREFIX, RULES, Service, request};
 use crate::load::Load;
 use crate::redis::Single;
 use crate::redis::cluster::Cluster;
 use crate::redis::user::{Shape, User};
-use crate::support::{by_tier, eventually, on_free_ports, output};
+use crate::support::{by_tier, eventually, on_free_ports, output, rule_file};
 
 /// Calls a second.
 const PER_SECOND: u32 = 1_000;
@@ -173,7 +173,7 @@ async fn a_command_that_fails_keeps_the_last_login_and_later_connections_use_the
 
 #[tokio::test]
 async fn a_command_that_fails_at_the_start_stops_it_and_is_named() {
-    let rules = rules();
+    let rules = rule_file(RULES);
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     command.arg("serve").arg(rules.path()).env_clear().envs([
         ("BACKEND_TYPE", "redis"),

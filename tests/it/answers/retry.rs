@@ -1,7 +1,7 @@
 //! The Retry-After of a request that several limits refuse.
 
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 
 use super::Served;
 

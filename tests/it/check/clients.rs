@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use tokio::process::Command;
 
-use super::ask;
+use crate::http;
 use crate::support::{Tidegate, eventually, output, rule_file};
 
 /// Starts a Tidegate behind a gateway on loopback and a proxy in 10.0.0.0/8, with these descriptors and rules.
@@ -32,7 +32,7 @@ descriptors:
 async fn admitted<'a>(at: SocketAddr, requests: impl IntoIterator<Item = Vec<(&'a str, &'a str)>>) -> usize {
     let mut admitted = 0;
     for headers in requests {
-        admitted += usize::from(ask(at, "GET", "/check/edge/", &headers).await.0 == 200);
+        admitted += usize::from(http::get(at, "/check/edge/").headers(&headers).await.status == 200);
     }
     admitted
 }
@@ -72,8 +72,8 @@ async fn a_client_that_is_known_only_as_a_trusted_proxy_is_counted_and_never_exe
     let tidegate = server(&format!("{BY_ADDRESS}\n    - [{{ key: path, from: path }}]"), rules).await;
     assert_eq!(admitted(tidegate.http, unknown.map(from)).await, 1, "the larger network limits");
     assert_eq!(admitted(tidegate.http, vec![Vec::new(); 5]).await, 4, "without the header it is the peer");
-    let health = ask(tidegate.http, "GET", "/check/edge/health", &[]).await;
-    assert_eq!(health.0, 200, "a path is exempt, whoever asks for it");
+    let health = http::get(tidegate.http, "/check/edge/health").await;
+    assert_eq!(health.status, 200, "a path is exempt, whoever asks for it");
     let denied =
         server(BY_ADDRESS, &format!("  - {{ key: remote_address, cidr: [10.0.0.0/8], deny: true }}\n{limit}")).await;
     assert_eq!(admitted(denied.http, unknown.map(from)).await, 0);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio::process::Command;
 
-use super::ask;
+use crate::http::{self, Answer};
 use crate::support::{Tidegate, output, rule_file};
 
 /// A client of each limit: what is held, what would be held for too long, and what is held for longer the more there is.
@@ -26,9 +26,8 @@ async fn server(timeout: &str) -> Tidegate {
     Tidegate::start(rule_file(&RULES.replace("TIMEOUT", timeout)).path(), &[("RESPONSE_HEADERS", "ietf")]).await
 }
 
-async fn check(tidegate: &Tidegate, client: &str) -> (u16, String) {
-    let (status, head, _) = ask(tidegate.http, "GET", "/check/edge", &[("x-client", client)]).await;
-    (status, head)
+async fn check(tidegate: &Tidegate, client: &str) -> Answer {
+    http::get(tidegate.http, "/check/edge").header("x-client", client).await
 }
 
 #[tokio::test]
@@ -36,7 +35,7 @@ async fn a_request_waits_for_its_slot_here_whatever_the_delivery_says() {
     let tidegate = server("1m").await;
     let began = Instant::now();
     for slot in 0..3 {
-        let (status, head) = check(&tidegate, "fast").await;
+        let Answer { status, head, .. } = check(&tidegate, "fast").await;
         assert_eq!(status, 200, "{head}");
         assert!(began.elapsed() >= slot * Duration::from_millis(500), "slot {slot} after {:?}", began.elapsed());
         assert!(!head.contains("delay"), "{head}");
@@ -47,9 +46,9 @@ async fn a_request_waits_for_its_slot_here_whatever_the_delivery_says() {
 async fn a_delay_beyond_what_the_gateway_waits_is_a_refusal_that_spends_nothing() {
     let tidegate = server("200ms").await;
     for client in ["slow", "held"] {
-        assert_eq!(check(&tidegate, client).await.0, 200, "{client}");
+        assert_eq!(check(&tidegate, client).await.status, 200, "{client}");
         for _ in 0..5 {
-            let (status, head) = check(&tidegate, client).await;
+            let Answer { status, head, .. } = check(&tidegate, client).await;
             assert_eq!(status, 403, "{client}: {head}");
             let retry = head.split("\r\nretry-after: ").nth(1).and_then(|rest| rest.split("\r\n").next());
             let retry: u32 = retry.and_then(|retry| retry.parse().ok()).unwrap_or_else(|| panic!("{head}"));
@@ -58,7 +57,7 @@ async fn a_delay_beyond_what_the_gateway_waits_is_a_refusal_that_spends_nothing(
     }
     let mut statuses = Vec::new();
     for _ in 0..4 {
-        statuses.push(check(&tidegate, "growing").await.0);
+        statuses.push(check(&tidegate, "growing").await.status);
     }
     assert_eq!(statuses, [200, 200, 403, 403], "a second hit waits for 100 ms, and a third would wait for 200 ms");
 }

@@ -11,10 +11,10 @@ use tokio::net::TcpStream;
 use tokio::process::Command;
 
 use super::gateways::Asking;
-use super::{RULES, ask, ext_authz};
+use super::{RULES, ext_authz};
 use crate::edges::support::h2_client;
 use crate::load::alone;
-use crate::support::{Tidegate, eventually, in_time, rule_file, said};
+use crate::support::{Tidegate, eventually, in_time, rule_file};
 
 /// A check of a client that used up its limit, as NGINX sends it.
 const REFUSED: &str = "GET /check/edge HTTP/1.1\r\nhost: a\r\nx-forwarded-for: 192.0.2.66\r\nx-original-method: GET\r\nx-original-uri: /\r\n\r\n";
@@ -67,11 +67,11 @@ async fn a_refused_client_with_three_thousand_checks_in_flight_is_refused_each_t
         let open = in_flight(tidegate.http, count, REFUSED).await;
         let (statuses, probe, metrics) = tokio::join!(
             statuses(open),
-            ask(tidegate.http, "GET", "/healthcheck", &[]),
-            ask(tidegate.http, "GET", "/metrics", &[])
+            crate::http::get(tidegate.http, "/healthcheck").into_future(),
+            crate::http::get(tidegate.http, "/metrics").into_future()
         );
         assert_eq!(not_refused(&statuses), NONE, "of {count}");
-        assert_eq!((probe.0, metrics.0), (200, 200), "beside {count}");
+        assert_eq!((probe.status, metrics.status), (200, 200), "beside {count}");
     }
 }
 
@@ -84,9 +84,10 @@ async fn checks_beyond_the_open_files_wait_for_a_connection_and_none_is_closed_w
     let tidegate = Tidegate::start_as(limited, Some(rules().path()), &[], None::<Stdio>).await;
     for round in 0..3 {
         let open = in_flight(tidegate.http, 1_000, REFUSED).await;
-        let (statuses, probe) = tokio::join!(statuses(open), ask(tidegate.http, "GET", "/healthcheck", &[]));
+        let (statuses, probe) =
+            tokio::join!(statuses(open), crate::http::get(tidegate.http, "/healthcheck").into_future());
         assert_eq!(not_refused(&statuses), NONE, "in round {round}");
-        assert_eq!(probe.0, 200);
+        assert_eq!(probe.status, 200);
     }
 }
 
@@ -103,8 +104,8 @@ async fn idle_connections_and_heads_that_do_not_end_take_bounded_memory_and_leav
         let _ = connection.write_all(head.as_bytes()).await;
     }
     let asked = [("x-forwarded-for", "192.0.2.1"), ("x-original-method", "GET"), ("x-original-uri", "/")];
-    assert_eq!(ask(tidegate.http, "GET", "/check/edge", &asked).await.0, 200);
-    assert_eq!(ask(tidegate.http, "GET", "/healthcheck", &[]).await.0, 200);
+    assert_eq!(crate::http::get(tidegate.http, "/check/edge").headers(&asked).await.status, 200);
+    assert_eq!(crate::http::get(tidegate.http, "/healthcheck").await.status, 200);
     // Each of 126 connections takes 84 KiB at most.
     let grown = tidegate.peak_memory() - before;
     assert!(grown < 24 << 20, "{grown} bytes");
@@ -120,16 +121,14 @@ descriptors: [{ key: user, rate_limit: { unit: year, requests_per_unit: 2 } }]
     );
     let tidegate = Tidegate::start(rules.path(), &[]).await;
     let body = r#"{"domain":"jobs","descriptors":[{"entries":[{"key":"user","value":"ann"}]}]}"#;
-    let post = |path: &str, body: &str| {
-        let length = body.len();
-        format!("POST {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}")
-    };
+    let post = |path: &str, body: &str| crate::http::post(tidegate.http, path, body);
     let large = format!("{}{body}", " ".repeat(100_000));
     let mut unfinished = connections(tidegate.http, 280).await;
     for (number, connection) in unfinished.iter_mut().enumerate() {
         let path = if number % 2 == 0 { "/json" } else { "/check/jobs" };
-        let half = post(path, &large).len() - large.len() / (1 + number % 3) / 2;
-        connection.write_all(&post(path, &large).as_bytes()[..half]).await.expect("the kernel takes it");
+        let request = post(path, &large).bytes();
+        let half = request.len() - large.len() / (1 + number % 3) / 2;
+        connection.write_all(&request[..half]).await.expect("the kernel takes it");
     }
     eventually("all of them are open", async || {
         tidegate.metrics().await.contains("tidegate_connections{listener=\"HTTP\"} 281\n").then_some(())
@@ -138,12 +137,12 @@ descriptors: [{ key: user, rate_limit: { unit: year, requests_per_unit: 2 } }]
     // The time of a body is 10 s, and a fourth of the bodies at a time once took all that there was.
     let began = Instant::now();
     for (path, body) in [("/json", body), ("/check/jobs", &large)] {
-        assert!(said(tidegate.http, &post(path, body)).await.starts_with("HTTP/1.1 200"), "{path}");
+        assert_eq!(post(path, body).await.status, 200, "{path}");
     }
     for (path, body) in [("/json", &large[..]), ("/check/jobs", body)] {
-        assert!(said(tidegate.http, &post(path, body)).await.starts_with("HTTP/1.1 429"), "{path}");
+        assert_eq!(post(path, body).await.status, 429, "{path}");
     }
-    assert_eq!(ask(tidegate.http, "GET", "/healthcheck", &[]).await.0, 200);
+    assert_eq!(crate::http::get(tidegate.http, "/healthcheck").await.status, 200);
     let took = began.elapsed();
     drop(unfinished);
     assert!(took < crate::support::PATIENCE / 2, "{took:?}");
@@ -168,11 +167,12 @@ async fn four_hundred_checks_on_one_http2_connection_are_all_refused() {
 /// The client whose limit is used up has so many requests in flight at a gateway that fails open. None passes.
 async fn refuses_a_flood(what: &str, gateway: SocketAddr, tidegate: &Tidegate) {
     let request = format!("GET /x HTTP/1.1\r\nhost: {gateway}\r\nconnection: close\r\n\r\n");
-    eventually("the limit is used up", async || (ask(gateway, "GET", "/x", &[]).await.0 == 429).then_some(())).await;
+    eventually("the limit is used up", async || (crate::http::get(gateway, "/x").await.status == 429).then_some(()))
+        .await;
     let open = in_flight(gateway, 300, &request).await;
-    let (statuses, probe) = tokio::join!(statuses(open), ask(tidegate.http, "GET", "/healthcheck", &[]));
+    let (statuses, probe) = tokio::join!(statuses(open), crate::http::get(tidegate.http, "/healthcheck").into_future());
     assert_eq!(not_refused(&statuses), NONE, "{what}");
-    assert_eq!(probe.0, 200, "{what}");
+    assert_eq!(probe.status, 200, "{what}");
 }
 
 /// The example of a gateway with times that a busy machine keeps, so that only a check that is closed or fails admits.
@@ -205,14 +205,15 @@ async fn a_refused_client_with_three_hundred_requests_in_flight_passes_no_gatewa
 /// Prints what a client whose limit is used up gets with so many requests in flight at a gateway, and how long a probe waits meanwhile.
 async fn print_flood(what: &str, gateway: SocketAddr, tidegate: &Tidegate) {
     let request = format!("GET /x HTTP/1.1\r\nhost: {gateway}\r\nconnection: close\r\n\r\n");
-    eventually("the limit is used up", async || (ask(gateway, "GET", "/x", &[]).await.0 == 429).then_some(())).await;
+    eventually("the limit is used up", async || (crate::http::get(gateway, "/x").await.status == 429).then_some(()))
+        .await;
     for count in [100, 300, 1_000, 3_000] {
         let (mut tally, mut slowest) = (BTreeMap::<u16, usize>::new(), Duration::ZERO);
         for _ in 0..3 {
             let open = in_flight(gateway, count, &request).await;
             let probe = async {
                 let begun = Instant::now();
-                (ask(tidegate.http, "GET", "/healthcheck", &[]).await.0, begun.elapsed())
+                (crate::http::get(tidegate.http, "/healthcheck").await.status, begun.elapsed())
             };
             let (statuses, (status, took)) = tokio::join!(statuses(open), probe);
             assert_eq!(status, 200, "{what}");

@@ -11,8 +11,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::Command;
 
+use super::CLIENT;
 use super::smuggling::finds_none_admitted;
-use super::{CLIENT, ask, ask_as};
+use crate::http::{self, Answer};
 use crate::redis::Port;
 use crate::support::{Process, Tidegate, answering, eventually, repository, tool};
 
@@ -114,7 +115,7 @@ impl Asking {
         })
         .await;
         // It listens before it has read its routers.
-        let has_routers = async || (ask(asking.at, "PUT", "/", &[]).await.0 == 200).then_some(());
+        let has_routers = async || (http::request(asking.at, "PUT", "/").await.status == 200).then_some(());
         eventually("Traefik has its routers", has_routers).await;
         asking
     }
@@ -158,25 +159,32 @@ impl Asking {
             ("ratelimit", "forged"),
         ];
         for target in ["/login", "/login?next=/", "/%6cogin"] {
-            let (status, head, answer) = ask_as(CLIENT, self.at, "POST", target, &forged).await;
+            let Answer { status, head, body: answer } =
+                http::request(self.at, "POST", target).headers(&forged).from(CLIENT).await;
             assert!(status == 200 && answer.contains("hello"), "{head} {answer}");
             // Traefik hands them to the application, in place of forged ones, which answers with what it got.
             let shown = if answer.contains("HTTP/1.1") { answer.to_lowercase() } else { head };
             assert!(shown.contains("\r\nratelimit: \"remote_address\";r=") && !shown.contains("forged"), "{shown}");
         }
         for headers in [&forged[..], &[]] {
-            let (status, head, answer) = ask_as(CLIENT, self.at, "POST", "/login", headers).await;
+            let Answer { status, head, body: answer } =
+                http::request(self.at, "POST", "/login").headers(headers).from(CLIENT).await;
             assert!(status == 429 && answer.contains(body), "{head} {answer}");
             assert!(head.contains("\r\nretry-after: ") && head.contains("\r\nratelimit: "), "{head}");
         }
-        assert_eq!(ask_as(CLIENT, self.at, "POST", "/login", &[("a", ""); 900]).await.0, 429, "many headers are read");
+        assert_eq!(
+            http::request(self.at, "POST", "/login").headers(&[("a", ""); 900]).from(CLIENT).await.status,
+            429,
+            "many headers are read"
+        );
         // More than Tidegate reads. A gateway that fails open passes what was answered late.
         for headers in [3_500, 3_900].repeat(30) {
             let began = Instant::now();
-            let (status, head, _) = ask_as(CLIENT, self.at, "POST", "/login", &vec![("a", ""); headers]).await;
+            let Answer { status, head, .. } =
+                http::request(self.at, "POST", "/login").headers(&vec![("a", ""); headers]).from(CLIENT).await;
             assert!(matches!(status, 400 | 431 | 500) || began.elapsed() >= LATE, "{head}");
         }
-        assert_eq!(ask_as(CLIENT, self.at, "GET", "/login", &[]).await.0, 200, "another method is not limited");
+        assert_eq!(http::get(self.at, "/login").from(CLIENT).await.status, 200, "another method is not limited");
         finds_none_admitted(CLIENT, self.at, &format!("POST /login HTTP/1.1\r\nhost: {}\r\n", self.at)).await;
     }
 
@@ -185,7 +193,7 @@ impl Asking {
         let mut statuses = Vec::new();
         for number in 0..=BURST {
             let claimed = format!("198.51.100.{number}");
-            statuses.push(ask_as(OTHER, self.at, "GET", "/", &[("x-forwarded-for", &claimed)]).await.0);
+            statuses.push(http::get(self.at, "/").headers(&[("x-forwarded-for", &claimed)]).from(OTHER).await.status);
         }
         assert_eq!(statuses, [vec![200; BURST], vec![429]].concat());
     }
@@ -194,17 +202,17 @@ impl Asking {
     async fn without_tidegate(mut self) -> u16 {
         self.tidegate.kill();
         self.tidegate.ended().await;
-        ask(self.at, "GET", "/", &[]).await.0
+        http::get(self.at, "/").await.status
     }
 }
 
 /// Two requests of one API key pass, and the third is refused; other keys, and none, are counted apart.
 pub async fn limits_api_keys(at: SocketAddr) {
-    let with = async |key: &str| ask(at, "GET", "/", &[("x-api-key", key)]).await.0;
+    let with = async |key: &str| http::get(at, "/").headers(&[("x-api-key", key)]).await.status;
     for (key, status) in [("limited", 200), ("limited", 200), ("limited", 429), ("other", 200)] {
         assert_eq!(with(key).await, status, "{key}");
     }
-    assert_eq!(ask(at, "GET", "/", &[]).await.0, 200);
+    assert_eq!(http::get(at, "/").await.status, 200);
 }
 
 /// Answers one request with `hello` and its head.
@@ -258,7 +266,7 @@ async fn a_request_that_nginx_redirects_inside_is_charged_once() {
             .iter()
             .enumerate()
     {
-        let (found, head, body) = ask_as(CLIENT, asking.at, "GET", target, &[]).await;
+        let Answer { status: found, head, body } = http::get(asking.at, target).from(CLIENT).await;
         assert_eq!((found, body.as_str()), (*status, "a page\n"), "{target}");
         let page = asking.tidegate.metrics().await;
         let asked = format!("\ntidegate_requests_total{{door=\"check\"}} {}\n", number + 1);
@@ -284,7 +292,7 @@ async fn caddy_limits_as_its_example_says_and_fails_closed_or_open() {
     let large = "y".repeat(300_000);
     for _ in 0..60 {
         let began = Instant::now();
-        let (status, head, _) = ask(open.at, "POST", "/login", &[("a", &large)]).await;
+        let Answer { status, head, .. } = http::request(open.at, "POST", "/login").headers(&[("a", &large)]).await;
         assert!(status == 431 || began.elapsed() >= LATE, "{head}");
     }
     assert_eq!(open.without_tidegate().await, 200);
@@ -318,7 +326,8 @@ async fn a_gateway_repeats_a_check_that_a_closed_connection_lost() {
         let before = lost.load(Ordering::Relaxed);
         for number in 0..6 {
             // A check is a GET without a body, whatever the client sends.
-            let (status, head, _) = ask(asking.at, "POST", "/", &[("content-length", "0")]).await;
+            let Answer { status, head, .. } =
+                http::request(asking.at, "POST", "/").headers(&[("content-length", "0")]).await;
             assert_eq!(status, 200, "{number}: {head}");
         }
         assert!(lost.load(Ordering::Relaxed) > before, "no check was lost");

@@ -2,8 +2,8 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use super::{ask, server};
-use crate::support::said_as;
+use super::server;
+use crate::http::{self, said_as};
 
 /// Requests that each ask for what `first` (a request line and headers, each with its end) asks for, once or twice, in a form that is no
 /// plain HTTP/1.1. The connection ends behind each.
@@ -55,7 +55,7 @@ async fn a_request_that_servers_read_differently_is_refused_as_its_plain_form_is
     let tidegate = server("nginx", &[]).await;
     let asked = [("x-forwarded-for", "192.0.2.1"), ("x-original-method", "POST"), ("x-original-uri", "/login")];
     for status in [200, 200, 403] {
-        assert_eq!(ask(tidegate.http, "GET", "/check/edge", &asked).await.0, status);
+        assert_eq!(http::get(tidegate.http, "/check/edge").headers(&asked).await.status, status);
     }
     let headers: String = asked.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
     for method in ["GET", "POST"] {

@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::{path, stderr, stdout, tidegate, tidegate_with};
-use crate::support::rule_file;
+use crate::support::{directory, rule_file};
 
 const RULES: &str = "domain: edge
 requests:
@@ -68,14 +68,13 @@ fn explain_says_why_a_request_cannot_be_read_and_who_may_not_ask() {
 
 #[test]
 fn check_reads_the_files_that_serve_reads_there_and_names_those_that_both_pass_over() {
-    let made = tempfile::tempdir().expect("a directory");
-    let at = |name: &str| made.path().join(name).to_str().expect("a path of text").to_owned();
-    let write = |name: &str, text: &str| fs::write(at(name), text).expect("it is written");
-    fs::create_dir(at("config")).expect("a directory");
     let rules = "domain: NAME\ndescriptors: [{ key: user, rate_limit: { unit: UNIT, requests_per_unit: 1 } }]\n";
-    write("config/base.yaml", &rules.replace("NAME", "base").replace("UNIT", "hour"));
-    write("config/other.conf", &rules.replace("NAME", "other").replace("UNIT", "houry"));
-    write("rules.yaml", &rules.replace("NAME", "above").replace("UNIT", "hour"));
+    let made = directory([
+        ("config/base.yaml", rules.replace("NAME", "base").replace("UNIT", "hour")),
+        ("config/other.conf", rules.replace("NAME", "other").replace("UNIT", "houry")),
+        ("rules.yaml", rules.replace("NAME", "above").replace("UNIT", "hour")),
+    ]);
+    let at = |name: &str| made.path().join(name).to_str().expect("a path of text").to_owned();
     let root = made.path().to_str().expect("a path of text");
     let check = |arguments: &[&str]| {
         let output = tidegate_with(&[&["check"], arguments].concat(), &[("RUNTIME_ROOT", root)]);

@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 
 use tempfile::NamedTempFile;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{over, path, stderr, stdout, tidegate_with};
+use crate::http::{self, Answer, Request, said};
 use crate::redis::certificates::Authority;
-use crate::support::{Tidegate, eventually, in_time, on_free_ports, output, rule_file, said};
+use crate::support::{Tidegate, eventually, in_time, on_free_ports, output, rule_file};
 use crate::tls::{Secured, variables_of};
 
 const KEY_SECRET: &str = "0123456789abcdef0123456789abcdef";
@@ -54,36 +54,25 @@ impl Far {
         Self { secured, tokens, at, _secret: secret }
     }
 
-    /// What is answered to a request with these headers.
-    async fn answer(&self, method: &str, path: &str, headers: &str) -> String {
-        let mut client = self.secured.client();
-        client.0.alpn_protocols = Vec::new();
-        let request = format!("{method} {path} HTTP/1.1\r\n{headers}content-length: 0\r\nconnection: close\r\n\r\n");
-        in_time("there is an answer", async {
-            let mut stream = client.connect(self.at).await?;
-            stream.write_all(request.as_bytes()).await?;
-            let mut answer = Vec::new();
-            stream.read_to_end(&mut answer).await?;
-            Ok::<_, std::io::Error>(String::from_utf8_lossy(&answer).into_owned())
-        })
-        .await
-        .expect("a handshake")
+    /// What is answered to a request with these header lines.
+    async fn answer(&self, method: &str, path: &str, headers: &str) -> Answer {
+        self.sent(http::request(self.at, method, path).lines(headers)).await
     }
 
-    async fn get(&self, path: &str, secret: &str) -> String {
+    async fn sent(&self, request: Request) -> Answer {
+        let client = self.secured.client().speaking(&[]);
+        let stream = in_time("there is a connection", client.connect(self.at)).await.expect("a handshake");
+        request.sent_on(stream).await.expect("an answer")
+    }
+
+    async fn get(&self, path: &str, secret: &str) -> Answer {
         self.answer("GET", path, &format!("host: tidegate.edge\r\nauthorization: Bearer {secret}\r\n")).await
     }
 
     /// Refuses a descriptor twice.
     async fn refuse(&self, key: &str, value: &str) {
-        let body =
-            format!(r#"{{"domain":"edge","descriptors":[{{"entries":[{{"key":"{key}","value":"{value}"}}]}}]}}"#);
         for _ in 0..3 {
-            let head = format!(
-                "POST /json HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
-                body.len()
-            );
-            said(self.secured.tidegate.http, &(head + &body)).await;
+            http::post(self.secured.tidegate.http, "/json", http::descriptor("edge", &[(key, value)])).await;
         }
     }
 
@@ -98,32 +87,28 @@ impl Far {
     }
 }
 
-fn status(page: &str) -> &str {
-    page.split(' ').nth(1).unwrap_or_else(|| panic!("{page}"))
-}
-
 /// A path, and the expected status in each column.
-type Cells<const N: usize> = [(&'static str, [&'static str; N]); 15];
+type Cells<const N: usize> = [(&'static str, [u16; N]); 15];
 
 const OF_ID: &str = "/v1/refusals/00000000000000000000000000";
 
 /// On loopback: GET, POST and PUT, GET under another name and by a page. Off loopback without tokens: GET and PUT.
 const NEAR: Cells<7> = [
-    ("/", ["200", "405", "405", "403", "200", "200", "405"]),
-    ("/rlconfig", ["200", "405", "405", "403", "200", "200", "405"]),
-    ("/log_level", ["200", "405", "400", "403", "403", "403", "403"]),
-    ("/v1/rules", ["200", "405", "405", "403", "403", "403", "403"]),
-    ("/v1/explain?domain=edge&entry=user=ann", ["200", "405", "405", "403", "403", "403", "403"]),
-    ("/v1/health", ["200", "405", "405", "403", "403", "403", "403"]),
-    ("/v1/log-level", ["200", "405", "400", "403", "403", "403", "403"]),
-    ("/v1/refusals", ["200", "405", "405", "403", "403", "403", "403"]),
-    (OF_ID, ["200", "405", "405", "403", "403", "403", "403"]),
-    ("/v1/top", ["200", "405", "405", "403", "403", "403", "403"]),
-    ("/v1/unmatched", ["200", "405", "405", "403", "403", "403", "403"]),
-    ("/v1/counters?domain=edge&entry=user=ann", ["200", "405", "405", "403", "403", "403", "403"]),
-    ("/v1/decisions?rate=0", ["400", "405", "405", "403", "403", "403", "403"]),
-    ("/v1/openapi.json", ["200", "405", "405", "403", "403", "403", "403"]),
-    ("/v1/nothing", ["404", "404", "404", "403", "403", "403", "403"]),
+    ("/", [200, 405, 405, 403, 200, 200, 405]),
+    ("/rlconfig", [200, 405, 405, 403, 200, 200, 405]),
+    ("/log_level", [200, 405, 400, 403, 403, 403, 403]),
+    ("/v1/rules", [200, 405, 405, 403, 403, 403, 403]),
+    ("/v1/explain?domain=edge&entry=user=ann", [200, 405, 405, 403, 403, 403, 403]),
+    ("/v1/health", [200, 405, 405, 403, 403, 403, 403]),
+    ("/v1/log-level", [200, 405, 400, 403, 403, 403, 403]),
+    ("/v1/refusals", [200, 405, 405, 403, 403, 403, 403]),
+    (OF_ID, [200, 405, 405, 403, 403, 403, 403]),
+    ("/v1/top", [200, 405, 405, 403, 403, 403, 403]),
+    ("/v1/unmatched", [200, 405, 405, 403, 403, 403, 403]),
+    ("/v1/counters?domain=edge&entry=user=ann", [200, 405, 405, 403, 403, 403, 403]),
+    ("/v1/decisions?rate=0", [400, 405, 405, 403, 403, 403, 403]),
+    ("/v1/openapi.json", [200, 405, 405, 403, 403, 403, 403]),
+    ("/v1/nothing", [404, 404, 404, 403, 403, 403, 403]),
 ];
 
 #[tokio::test]
@@ -134,11 +119,10 @@ async fn each_path_answers_whom_it_may_on_this_machine_and_nobody_else_without_t
     let closed = Tidegate::start(rules.path(), &[secret, ("DEBUG_HOST", "0.0.0.0")]).await;
     let far = SocketAddr::from(([127, 0, 0, 1], closed.debug.port()));
     let ask = async |at: SocketAddr, method: &str, path: &str, headers: &str| {
-        let page = said(at, &format!("{method} {path} HTTP/1.1\r\n{headers}connection: close\r\n\r\n")).await;
-        status(&page).to_owned()
+        http::request(at, method, path).lines(headers).await.status
     };
     for (path, expected) in NEAR {
-        let local = "host: localhost\r\ncontent-length: 0\r\n";
+        let local = "host: localhost\r\n";
         let found = [
             ask(near.debug, "GET", path, local).await,
             ask(near.debug, "POST", path, local).await,
@@ -146,40 +130,34 @@ async fn each_path_answers_whom_it_may_on_this_machine_and_nobody_else_without_t
             ask(near.debug, "GET", path, "host: evil.example\r\n").await,
             ask(near.debug, "GET", path, "host: localhost\r\norigin: http://localhost\r\n").await,
             ask(far, "GET", path, "host: tidegate\r\n").await,
-            ask(far, "PUT", path, "host: tidegate\r\ncontent-length: 0\r\n").await,
+            ask(far, "PUT", path, "host: tidegate\r\n").await,
         ];
         assert_eq!(found, expected, "{path}");
     }
     for path in ["/log_level", "/v1/log-level"] {
-        let page = ask(near.debug, "PUT", path, "host: localhost\r\norigin: null\r\ncontent-length: 0\r\n").await;
-        assert_eq!(page, "403", "a page changes nothing");
+        let page = ask(near.debug, "PUT", path, "host: localhost\r\norigin: null\r\n").await;
+        assert_eq!(page, 403, "a page changes nothing");
     }
 }
 
 /// Off loopback with tokens. GET without a token, with an unknown one, GET and PUT with each right, GET under another name, by a page, and
 /// with the token of `write` under another name.
 const FAR: Cells<11> = [
-    ("/", ["200", "200", "200", "405", "200", "405", "200", "405", "200", "200", "405"]),
-    ("/rlconfig", ["200", "200", "200", "405", "200", "405", "200", "405", "200", "200", "405"]),
-    ("/log_level", ["401", "401", "200", "403", "200", "403", "200", "400", "403", "403", "403"]),
-    ("/v1/rules", ["401", "401", "200", "403", "200", "403", "200", "405", "403", "403", "403"]),
-    (
-        "/v1/explain?domain=edge&entry=user=ann",
-        ["401", "401", "200", "403", "200", "403", "200", "405", "403", "403", "403"],
-    ),
-    ("/v1/health", ["401", "401", "200", "403", "200", "403", "200", "405", "403", "403", "403"]),
-    ("/v1/log-level", ["401", "401", "200", "403", "200", "403", "200", "400", "403", "403", "403"]),
-    ("/v1/refusals", ["401", "401", "200", "403", "200", "403", "200", "405", "403", "403", "403"]),
-    (OF_ID, ["401", "401", "200", "403", "200", "403", "200", "405", "403", "403", "403"]),
-    ("/v1/top", ["401", "401", "200", "403", "200", "403", "200", "405", "403", "403", "403"]),
-    ("/v1/unmatched", ["401", "401", "200", "403", "200", "403", "200", "405", "403", "403", "403"]),
-    (
-        "/v1/counters?domain=edge&entry=user=ann",
-        ["401", "401", "200", "403", "200", "403", "200", "405", "403", "403", "403"],
-    ),
-    ("/v1/decisions?rate=0", ["401", "401", "400", "403", "400", "403", "400", "405", "403", "403", "403"]),
-    ("/v1/openapi.json", ["401", "401", "200", "403", "200", "403", "200", "405", "403", "403", "403"]),
-    ("/v1/nothing", ["401", "401", "404", "403", "404", "403", "404", "404", "403", "403", "403"]),
+    ("/", [200, 200, 200, 405, 200, 405, 200, 405, 200, 200, 405]),
+    ("/rlconfig", [200, 200, 200, 405, 200, 405, 200, 405, 200, 200, 405]),
+    ("/log_level", [401, 401, 200, 403, 200, 403, 200, 400, 403, 403, 403]),
+    ("/v1/rules", [401, 401, 200, 403, 200, 403, 200, 405, 403, 403, 403]),
+    ("/v1/explain?domain=edge&entry=user=ann", [401, 401, 200, 403, 200, 403, 200, 405, 403, 403, 403]),
+    ("/v1/health", [401, 401, 200, 403, 200, 403, 200, 405, 403, 403, 403]),
+    ("/v1/log-level", [401, 401, 200, 403, 200, 403, 200, 400, 403, 403, 403]),
+    ("/v1/refusals", [401, 401, 200, 403, 200, 403, 200, 405, 403, 403, 403]),
+    (OF_ID, [401, 401, 200, 403, 200, 403, 200, 405, 403, 403, 403]),
+    ("/v1/top", [401, 401, 200, 403, 200, 403, 200, 405, 403, 403, 403]),
+    ("/v1/unmatched", [401, 401, 200, 403, 200, 403, 200, 405, 403, 403, 403]),
+    ("/v1/counters?domain=edge&entry=user=ann", [401, 401, 200, 403, 200, 403, 200, 405, 403, 403, 403]),
+    ("/v1/decisions?rate=0", [401, 401, 400, 403, 400, 403, 400, 405, 403, 403, 403]),
+    ("/v1/openapi.json", [401, 401, 200, 403, 200, 403, 200, 405, 403, 403, 403]),
+    ("/v1/nothing", [401, 401, 404, 403, 404, 403, 404, 404, 403, 403, 403]),
 ];
 
 #[tokio::test]
@@ -203,11 +181,10 @@ async fn each_path_answers_readers_on_other_machines_by_the_right_of_their_token
     for (path, expected) in FAR {
         for ((method, headers), expected) in columns.iter().zip(expected) {
             let page = far.answer(method, path, headers).await;
-            assert_eq!(status(&page), expected, "{method} {path} {headers}: {page}");
-            let is_refused = matches!(expected, "401" | "403");
-            let (_, text) = page.split_once("\r\n\r\n").expect("a body");
-            assert!(!is_refused || text.split(' ').count() > 4, "it says why: {page}");
-            assert_eq!(page.contains("www-authenticate: Bearer\r\n"), expected == "401", "{page}");
+            assert_eq!(page.status, expected, "{method} {path} {headers}: {page}");
+            let is_refused = matches!(expected, 401 | 403);
+            assert!(!is_refused || page.body.split(' ').count() > 4, "it says why: {page}");
+            assert_eq!(page.find("www-authenticate"), (expected == 401).then_some("Bearer"), "{page}");
         }
     }
     far.secured.logs("admin.denied").await;
@@ -228,7 +205,7 @@ descriptors:
 ",
     );
     let tidegate = Tidegate::start(rules.path(), &[]).await;
-    let page = said(tidegate.debug, "GET /rlconfig HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
+    let page = http::get(tidegate.debug, "/rlconfig").await;
     let lines =
         ["plain", "smooth", "burst"].iter().zip(["", ", algorithm: sliding_window", ", algorithm: gcra, burst: 20"]);
     for (key, more) in lines {
@@ -242,12 +219,8 @@ descriptors:
 async fn every_path_is_described_and_takes_the_parameters_that_are_described() {
     let (rules, secret) = (rule_file(RULES), rule_file(KEY_SECRET));
     let near = Tidegate::start(rules.path(), &[("KEY_SECRET_FILE", path(&secret))]).await;
-    let get = async |path: &str| {
-        said(near.debug, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await
-    };
-    let document = get("/v1/openapi.json").await;
-    let document: serde_json::Value =
-        serde_json::from_str(document.split_once("\r\n\r\n").expect("a body").1).expect("JSON");
+    let get = async |path: &str| http::get(near.debug, path).await;
+    let document = get("/v1/openapi.json").await.json();
     let id = "0".repeat(26);
     let paths = document["paths"].as_object().expect("paths");
     let described: BTreeSet<String> = paths.keys().map(|path| path.replace("{id}", &id)).collect();
@@ -257,7 +230,7 @@ async fn every_path_is_described_and_takes_the_parameters_that_are_described() {
     for (path, item) in paths {
         let cells = NEAR.iter().find(|(tried, _)| tried.split('?').next() == Some(&path.replace("{id}", &id)));
         let (_, cells) = cells.expect("it has cells");
-        assert_eq!(item.get("put").is_some(), cells[2] != "405", "{path}: PUT");
+        assert_eq!(item.get("put").is_some(), cells[2] != 405, "{path}: PUT");
         for parameter in item["get"]["parameters"].as_array().expect("parameters") {
             let parameter = match parameter["$ref"].as_str() {
                 Some(reference) => &document["components"]["parameters"][reference.rsplit('/').next().expect("a name")],
@@ -299,8 +272,8 @@ async fn values_are_masked_for_a_reader_unless_its_token_may_see_them_which_is_l
         assert!(!page.contains("canary-1234"), "a sensitive value is a digest: {page}");
     }
     // A probe is not in the log.
-    assert_eq!(status(&far.get("/v1/health", CLEAR).await), "200");
-    assert_eq!(status(&far.get("/v1/rules", CLEAR).await), "200");
+    assert_eq!(far.get("/v1/health", CLEAR).await.status, 200);
+    assert_eq!(far.get("/v1/rules", CLEAR).await.status, 200);
     far.secured.logs("path=\"/v1/rules\"").await;
     let log = far.secured.tidegate.log();
     let audited: Vec<_> = log.lines().filter(|line| line.contains("admin.read_clear")).collect();
@@ -417,8 +390,8 @@ async fn a_tap_from_another_machine_is_masked_and_ends_when_its_token_is_gone() 
     eventually("the stream has ended", async || tap.try_wait().expect("it can be asked")).await;
     let errors = std::fs::read_to_string(errors.path()).expect("it reads");
     assert!(errors.contains("no more decisions from here on"), "{errors}");
-    assert!(far.get("/v1/rules", READ).await.starts_with("HTTP/1.1 401 "));
-    assert!(far.get("/v1/rules", &READ.replace('Z', "z")).await.starts_with("HTTP/1.1 200 "));
+    assert!(far.get("/v1/rules", READ).await.status == 401);
+    assert!(far.get("/v1/rules", &READ.replace('Z', "z")).await.status == 200);
 }
 
 #[tokio::test]
@@ -429,7 +402,7 @@ async fn a_file_with_an_error_changes_no_token_and_a_change_of_the_level_is_logg
     let log = far.secured.tidegate.log();
     assert!(log.contains("line 2: RIGHT is expected to be read, read-clear or write"), "{log}");
     assert!(!log.contains(&READ[..8]) && !log.contains(&CLEAR[..8]), "{log}");
-    assert!(far.get("/v1/rules", CLEAR).await.starts_with("HTTP/1.1 200 "));
+    assert!(far.get("/v1/rules", CLEAR).await.status == 200);
     assert_eq!(far.secured.metric("tidegate_admin_tokens_rejected").await, 1);
     let becomes = async |expected| {
         let what = format!("the metric becomes {expected}");
@@ -440,19 +413,14 @@ async fn a_file_with_an_error_changes_no_token_and_a_change_of_the_level_is_logg
     becomes(0).await;
     std::fs::remove_file(far.tokens.path()).expect("it was there");
     becomes(1).await;
-    assert!(far.get("/v1/rules", READ).await.starts_with("HTTP/1.1 200 "), "the last tokens stay in force");
+    assert!(far.get("/v1/rules", READ).await.status == 200, "the last tokens stay in force");
     std::fs::write(far.tokens.path(), tokens()).expect("it is written");
     becomes(0).await;
 
-    let headers = format!("host: tidegate.edge\r\nauthorization: Bearer {WRITE}\r\n");
-    let mut client = far.secured.client();
-    client.0.alpn_protocols = Vec::new();
-    let mut stream = client.connect(far.at).await.expect("a handshake");
-    let request = format!("PUT /v1/log-level HTTP/1.1\r\n{headers}content-length: 5\r\nconnection: close\r\n\r\ndebug");
-    stream.write_all(request.as_bytes()).await.expect("it is sent");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.expect("it is answered");
-    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("debug\n"), "{answer}");
+    let request = http::request(far.at, "PUT", "/v1/log-level").body("debug");
+    let answer =
+        far.sent(request.header("host", "tidegate.edge").header("authorization", format!("Bearer {WRITE}"))).await;
+    assert!(answer.status == 200 && answer.body.ends_with("debug\n"), "{answer}");
     far.secured.logs("log.level_changed").await;
     let log = far.secured.tidegate.log();
     let line = log.lines().find(|line| line.contains("log.level_changed")).expect("it is there");
@@ -502,11 +470,7 @@ async fn the_rules_in_force_have_a_digest_of_their_files_and_a_descriptor_has_it
     let one = Tidegate::start(rules.path(), &variables).await;
     let same = rule_file(RULES);
     let other = Tidegate::start(same.path(), &variables).await;
-    let get = async |server: &Tidegate, path: &str| -> serde_json::Value {
-        let page =
-            said(server.debug, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await;
-        serde_json::from_str(page.split_once("\r\n\r\n").expect("a body").1).unwrap_or_else(|_| panic!("{page}"))
-    };
+    let get = async |server: &Tidegate, path: &str| http::get(server.debug, path).await.json();
     let (here, there) = (get(&one, "/v1/rules").await, get(&other, "/v1/rules").await);
     assert_eq!(here["digest"], there["digest"], "the same content under another name");
     assert_eq!(here["digest"].as_str().map(str::len), Some(32));

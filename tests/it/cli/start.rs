@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::*;
+use crate::support::directory;
 
 /// A link to this program, named as the reference's.
 fn ratelimit(directory: &Path) -> Command {
@@ -122,9 +123,7 @@ async fn every_line_of_a_start_is_an_object_for_programs() {
 
 #[tokio::test]
 async fn a_redis_that_may_be_meant_and_is_not_used_is_named_in_the_log() {
-    let made = tempfile::tempdir().expect("a directory");
-    std::fs::create_dir(made.path().join("config")).expect("a directory");
-    std::fs::write(made.path().join("config/a.yaml"), RULES).expect("it is written");
+    let made = directory([("config/a.yaml", RULES)]);
     let root = ("RUNTIME_ROOT", made.path().to_str().expect("text"));
     let environment = [
         root,

@@ -10,7 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::{call_with, over, rule_file};
-use crate::support::{Tidegate, answering, eventually, said};
+use crate::http;
+use crate::support::{Tidegate, answering, eventually};
 
 const RULES: &str = "domain: edge
 descriptors:
@@ -309,9 +310,6 @@ async fn beyond_a_rate_decisions_are_skipped_and_counted() {
 async fn a_wrong_query_says_what_is_expected_and_too_many_listeners_are_refused() {
     let rules = rule_file(RULES);
     let server = Tidegate::start(rules.path(), &[]).await;
-    let get = async |path: &str| {
-        said(server.debug, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await
-    };
     for (query, why) in [
         ("outcome=denied", "outcome is admitted, refused, failed or would_be_refused"),
         ("provenance=redis", "provenance is one of store, known,"),
@@ -319,8 +317,8 @@ async fn a_wrong_query_says_what_is_expected_and_too_many_listeners_are_refused(
         ("entry=user", "entry=KEY=VALUE"),
         ("who=42", "there is no parameter who"),
     ] {
-        let page = get(&format!("/v1/decisions?{query}")).await;
-        assert!(page.starts_with("HTTP/1.1 400 ") && page.contains(why), "{page}");
+        let page = http::get(server.debug, &format!("/v1/decisions?{query}")).await;
+        assert!(page.status == 400 && page.contains(why), "{page}");
     }
     let taps: Vec<Tap> = (0..9).map(|_| Tap::start(&[server.debug], &[])).collect();
     eventually("one of nine is refused", async || {

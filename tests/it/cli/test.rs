@@ -6,7 +6,7 @@ use std::path::Path;
 use tempfile::TempDir;
 
 use super::{stderr, stdout, tidegate};
-use crate::support::repository;
+use crate::support::{self, repository};
 
 const RULES: &str = "domain: edge
 descriptors:
@@ -30,10 +30,7 @@ cases:
 
 /// A directory with rules and test cases.
 fn directory(cases: &str) -> TempDir {
-    let directory = tempfile::tempdir().expect("a directory");
-    fs::write(directory.path().join("rules.yaml"), RULES).expect("it is written");
-    fs::write(directory.path().join("cases.yaml"), cases).expect("it is written");
-    directory
+    support::directory([("rules.yaml", RULES), ("cases.yaml", cases)])
 }
 
 fn run(directory: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {

@@ -5,7 +5,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::{call_with, over, rule_file};
-use crate::support::{Tidegate, eventually, said};
+use crate::http::{self, said};
+use crate::support::{Tidegate, directory, eventually};
 
 mod terminal;
 
@@ -34,11 +35,8 @@ fn top(instances: &[SocketAddr], more: &[&str]) -> (Option<i32>, String, String)
 
 /// Two files of rules, for one file has one domain.
 fn rule_files() -> tempfile::TempDir {
-    let directory = tempfile::tempdir().expect("a directory");
-    for (name, rules) in ["edge.yaml", "mesh.yaml"].iter().zip(RULES.split("---\n")) {
-        std::fs::write(directory.path().join(name), rules).expect("it is written");
-    }
-    directory
+    let (edge, mesh) = RULES.split_once("---\n").expect("two domains");
+    directory([("edge.yaml", edge), ("mesh.yaml", mesh)])
 }
 
 #[tokio::test]
@@ -80,8 +78,8 @@ async fn those_who_are_refused_most_are_shown_over_all_instances_and_a_missing_o
     assert!(errors.contains(&format!("{} is missing below: no debug listener", other.debug)), "{errors}");
     assert!(errors.contains(&format!("{} is missing below: no answer within 500ms", three[2])), "{errors}");
     assert_eq!(top(&three[1..], &["--timeout", "500ms"]).0, Some(2));
-    let wrong = said(one.debug, "GET /v1/top?most=0 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
-    assert!(wrong.starts_with("HTTP/1.1 400 ") && wrong.contains("most is a number from 1 to 1000"), "{wrong}");
+    let wrong = http::get(one.debug, "/v1/top?most=0").await;
+    assert!(wrong.status == 400 && wrong.contains("most is a number from 1 to 1000"), "{wrong}");
 }
 
 /// Waits until the present minute, in which instances count, goes on for 20 s at least.

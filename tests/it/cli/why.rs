@@ -3,14 +3,15 @@
 use std::net::{SocketAddr, TcpListener};
 use std::time::Instant;
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 
 use super::{call_with, over, path, rule_file, tidegate};
+use crate::http::{self, Answer};
 use crate::redis::Single;
-use crate::support::{Tidegate, eventually, said};
+use crate::support::{Tidegate, eventually};
 
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
 
@@ -28,10 +29,6 @@ fn call(server: &Tidegate, times: &str, descriptors: &[&str]) {
 
 fn why(instances: &[SocketAddr], more: &[&str]) -> (Option<i32>, String, String) {
     over(instances, &[&["why"], more].concat())
-}
-
-async fn get(server: &Tidegate, path: &str, headers: &str) -> String {
-    said(server.debug, &format!("GET {path} HTTP/1.1\r\n{headers}connection: close\r\n\r\n")).await
 }
 
 #[tokio::test]
@@ -101,33 +98,31 @@ async fn refusals_are_read_on_this_machine_only_never_by_a_web_page_and_without_
     let secret = ("KEY_SECRET_FILE", path(&secret));
     let server = Tidegate::start(rules.path(), &[secret]).await;
     call(&server, "2", &["api_key=canary-1234", "user=ann"]);
-    let page = get(&server, "/v1/refusals", "host: localhost\r\n").await;
-    assert!(page.starts_with("HTTP/1.1 200 ") && page.contains("\"rule\":\"edge.api_key\""), "{page}");
+    let page = http::get(server.debug, "/v1/refusals").await;
+    assert!(page.status == 200 && page.contains("\"rule\":\"edge.api_key\""), "{page}");
     assert!(!page.contains("canary"), "{page}");
     for (headers, why) in [
         ("host: localhost\r\norigin: http://localhost\r\n", "web page"),
         ("host: localhost\r\nsec-fetch-site: cross-site\r\nsec-fetch-dest: image\r\n", "web page"),
         ("host: evil.example\r\n", "neither an address nor localhost"),
     ] {
-        let page = get(&server, "/v1/refusals", headers).await;
-        assert!(page.starts_with("HTTP/1.1 403 ") && page.contains(why), "{page}");
+        let page = http::get(server.debug, "/v1/refusals").lines(headers).await;
+        assert!(page.status == 403 && page.contains(why), "{page}");
     }
-    let page = get(&server, "/v1/refusals?who=42", "host: localhost\r\n").await;
-    assert!(page.starts_with("HTTP/1.1 400 ") && page.contains("there is no parameter who"), "{page}");
-    let page = get(&server, "/v1/refusals?entry=user", "host: localhost\r\n").await;
-    assert!(page.starts_with("HTTP/1.1 400 ") && page.contains("entry=KEY=VALUE"), "{page}");
-    let page = said(server.debug, "POST /v1/refusals HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
-    assert!(page.starts_with("HTTP/1.1 405 "), "{page}");
+    let page = http::get(server.debug, "/v1/refusals?who=42").await;
+    assert!(page.status == 400 && page.contains("there is no parameter who"), "{page}");
+    let page = http::get(server.debug, "/v1/refusals?entry=user").await;
+    assert!(page.status == 400 && page.contains("entry=KEY=VALUE"), "{page}");
+    let page = http::post(server.debug, "/v1/refusals", "").await;
+    assert_eq!(page.status, 405, "{page}");
 
     let open = Tidegate::start(rules.path(), &[secret, ("DEBUG_HOST", "0.0.0.0")]).await;
     let at = SocketAddr::from(([127, 0, 0, 1], open.debug.port()));
     call(&open, "2", &["user=ann"]);
-    let ask = async |path: &str| {
-        said(at, &format!("GET {path} HTTP/1.1\r\nhost: tidegate\r\nconnection: close\r\n\r\n")).await
-    };
+    let ask = async |path: &str| http::get(at, path).header("host", "tidegate").await;
     let page = ask("/v1/refusals").await;
-    assert!(page.starts_with("HTTP/1.1 403 ") && page.contains("DEBUG_HOST") && !page.contains("ann"), "{page}");
-    assert!(ask("/rlconfig").await.starts_with("HTTP/1.1 200 "));
+    assert!(page.status == 403 && page.contains("DEBUG_HOST") && !page.contains("ann"), "{page}");
+    assert!(ask("/rlconfig").await.status == 200);
 }
 
 #[tokio::test]
@@ -138,7 +133,7 @@ async fn refusals_stay_known_after_a_reload() {
     std::fs::write(path(&rules), RULES.replace("requests_per_unit: 1,", "requests_per_unit: 2,"))
         .expect("it is written");
     eventually("the new rules are in force", async || {
-        get(&server, "/rlconfig", "host: localhost\r\n").await.contains("requests_per_unit=2").then_some(())
+        http::get(server.debug, "/rlconfig").await.contains("requests_per_unit=2").then_some(())
     })
     .await;
     call(&server, "3", &["user=42"]);
@@ -319,43 +314,22 @@ descriptors:
   - { key: user, rate_limit: { unit: year, requests_per_unit: 1, name: yearly } }
 ";
 
-/// The value of a header of an HTTP answer; `None` if there is none.
-fn header_of(answer: &str, name: &str) -> Option<String> {
-    let (head, _) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer}"));
-    let lines = head.lines().filter_map(|line| line.split_once(": "));
-    lines.filter(|(own, _)| own.eq_ignore_ascii_case(name)).map(|(_, value)| value.to_owned()).next()
-}
-
-/// The JSON in the body of an HTTP answer.
-fn body_of(answer: &str) -> serde_json::Value {
-    let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer}"));
-    serde_json::from_str(body).unwrap_or_else(|_| panic!("{answer}"))
-}
-
 /// The answer of `/json` about a user.
-async fn json(server: &Tidegate, user: &str) -> String {
-    let body = format!(
-        "{{\"domain\":\"edge\",\"descriptors\":[{{\"entries\":[{{\"key\":\"user\",\"value\":\"{user}\"}}]}}]}}"
-    );
-    let length = body.len();
-    said(
-        server.http,
-        &format!("POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"),
-    )
-    .await
+async fn json(server: &Tidegate, user: &str) -> Answer {
+    http::post(server.http, "/json", http::descriptor("edge", &[("user", user)])).await
 }
 
 /// The answer of `/check` about a user.
-async fn check(server: &Tidegate, user: &str) -> String {
+async fn check(server: &Tidegate, user: &str) -> Answer {
     let own =
-        format!("x-forwarded-for: 192.0.2.1\r\nx-original-method: GET\r\nx-original-uri: /\r\nx-user-id: {user}\r\n");
-    said(server.http, &format!("GET /check/edge HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{own}\r\n")).await
+        [("x-forwarded-for", "192.0.2.1"), ("x-original-method", "GET"), ("x-original-uri", "/"), ("x-user-id", user)];
+    http::get(server.http, "/check/edge").headers(&own).await
 }
 
 /// The answer to a call about a user: the value of a header for the client, the body, and the id in the metadata.
 async fn called(server: &Tidegate, user: &str) -> (Option<String>, String, String) {
     let client = RateLimitServiceClient::connect(format!("http://{}", server.grpc)).await;
-    let entries = vec![Entry { key: "user".into(), value: user.into() }];
+    let entries = vec![Entry { key: "user".into(), value: user.to_owned().into() }];
     let descriptors = vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }];
     let request = RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 };
     let answer = client.expect("the server answers").should_rate_limit(request).await.expect("no error").into_inner();
@@ -378,15 +352,15 @@ async fn a_refused_client_can_quote_an_id_whatever_way_it_asked() {
 
     assert!(!json(&server, "bob").await.contains("x-tidegate-decision-id"));
     let answer = json(&server, "bob").await;
-    let header = body_of(&answer)["responseHeadersToAdd"].as_array().expect("a list").iter().find_map(|header| {
+    let header = answer.json()["responseHeadersToAdd"].as_array().expect("a list").iter().find_map(|header| {
         (header["key"] == "x-tidegate-decision-id").then(|| header["value"].as_str().expect("text").to_owned())
     });
     let of_json = header.unwrap_or_else(|| panic!("{answer}"));
 
-    assert_eq!(header_of(&check(&server, "eve").await, "x-tidegate-decision-id"), None);
+    assert_eq!(check(&server, "eve").await.find("x-tidegate-decision-id"), None);
     let answer = check(&server, "eve").await;
-    let of_check = header_of(&answer, "x-tidegate-decision-id").unwrap_or_else(|| panic!("{answer}"));
-    assert_eq!(body_of(&answer)["decision_id"], *of_check);
+    let of_check = answer.header("x-tidegate-decision-id").to_owned();
+    assert_eq!(answer.json()["decision_id"], *of_check);
 
     for (id, user) in [(of_call, "ann"), (of_json, "bob"), (of_check, "eve")] {
         let (code, told, _) = why(&[server.debug], &[&id]);

@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use serde_json::Value;
 use tempfile::NamedTempFile;
 
 use super::toolchains::{self, Program};
+use crate::http;
 use crate::redis::Single;
 use crate::redis::certificates::Authority;
-use crate::support::{Tidegate, eventually, repository, rule_file, said};
+use crate::support::{Tidegate, eventually, repository, rule_file};
 use crate::tls::Secured;
 use crate::unix::Served;
 
@@ -134,10 +134,6 @@ fn cells(row: &str, table: &str) -> Vec<String> {
     cells.trim_end_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect()
 }
 
-fn rules() -> NamedTempFile {
-    rule_file(RULES)
-}
-
 /// A server with the rules and these variables.
 struct Server {
     tidegate: Tidegate,
@@ -146,7 +142,7 @@ struct Server {
 
 impl Server {
     async fn start(variables: &[(&str, &str)]) -> Self {
-        let rules = rules();
+        let rules = rule_file(RULES);
         Self { tidegate: Tidegate::start(rules.path(), variables).await, rules }
     }
 
@@ -154,11 +150,9 @@ impl Server {
     async fn charged(&self, user: &str) -> u64 {
         let entries = format!(r#"[{{"key":"user","value":"{user}"}}]"#);
         let body = format!(r#"{{"domain":"clients","descriptors":[{{"entries":{entries},"hitsAddend":"0"}}]}}"#);
-        let length = body.len();
-        let head = "POST /json HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close";
-        let answer = said(self.tidegate.http, &format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}")).await;
-        let json = answer.split_once("\r\n\r\n").and_then(|(_, body)| serde_json::from_str::<Value>(body).ok());
-        let left = json.as_ref().and_then(|json| json["statuses"][0]["limitRemaining"].as_u64());
+        let request = http::post(self.tidegate.http, "/json", body).header("content-type", "application/json");
+        let answer = request.await;
+        let left = answer.json()["statuses"][0]["limitRemaining"].as_u64();
         1_000_000 - left.unwrap_or_else(|| panic!("no limit in {answer}"))
     }
 
@@ -182,7 +176,7 @@ async fn tcp(library: &Library) {
 async fn tls(library: &Library) {
     let authority = Authority::new();
     let own = authority.issue("127.0.0.1");
-    let server = Secured::start_of(rules(), authority, &own, &[]).await;
+    let server = Secured::start_of(rule_file(RULES), authority, &own, &[]).await;
     let target = server.tidegate.grpc.to_string();
     let channel = library.probe.open_with(&target, Some(&server.file("ca.crt")), "default", None).await;
     is_admitted(library, &channel, "TLS").await;
@@ -190,7 +184,7 @@ async fn tls(library: &Library) {
 
 /// Both spellings of the target.
 async fn unix_socket(library: &Library) {
-    let server = Served::start_with(rules(), &[]).await;
+    let server = Served::start_with(rule_file(RULES), &[]).await;
     for scheme in ["unix:", "unix://"] {
         let channel = library.probe.open(&format!("{scheme}{}", server.socket().display())).await;
         is_admitted(library, &channel, scheme).await;

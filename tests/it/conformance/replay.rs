@@ -2,12 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use prost::Message;
 use serde_json::Value;
 use tempfile::TempDir;
 use tidegate::model::{Request, Role};
-use tidegate::proto::envoy::service::ratelimit::v3 as ours;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::rulefile::Options;
 use tidegate::rules::Rule;
 use tokio::process::Command;
@@ -19,7 +17,7 @@ use crate::redis::Single;
 use crate::redis::clock::Clock;
 use crate::redis::cluster::Cluster;
 use crate::redis::user::PREFIX;
-use crate::support::{Tidegate, in_time, output, repository};
+use crate::support::{Tidegate, directory, in_time, output, repository};
 use crate::world::{file, load};
 
 mod form;
@@ -47,10 +45,7 @@ impl Round {
 
     /// Starts a server with the rules of this round, in a directory that it watches.
     async fn serve(&self, variables: &[(&str, &str)]) -> (Tidegate, TempDir) {
-        let rules = tempfile::tempdir().expect("a directory");
-        for (name, text) in texts(&self.0["files"]) {
-            std::fs::write(rules.path().join(name), text).expect("it is written");
-        }
+        let rules = directory(texts(&self.0["files"]));
         let variables: Vec<_> = self.variables().chain(variables.iter().copied()).collect();
         (Tidegate::start(rules.path(), &variables).await, rules)
     }
@@ -113,9 +108,7 @@ impl Scene<'_> {
         let files: Vec<_> = texts(&self.round.0["files"]).map(|(name, text)| file(name, text)).collect();
         let options = Options { quota_mode: true, merge_domains: true, ..Options::default() };
         let rules = load(&files, options).unwrap_or_else(|invalid| panic!("{invalid}")).rules;
-        let wire = form::request(self.request()).encode_to_vec();
-        let wire = ours::RateLimitRequest::decode(wire.as_slice()).expect("the same message");
-        let request = Request::try_from(wire).expect("it was answered");
+        let request = Request::try_from(form::request(self.request())).expect("it was answered");
         let matched = rules.find(&request);
         let rules = matched.items.iter().map(|item| item.rule.filter(|_| !item.is_overridden));
         rules.map(|rule| rule.map(Rule::role)).collect()

@@ -1,7 +1,7 @@
 //! The metric of ended connections names the cause of each.
 
 use super::*;
-use crate::support::Tidegate;
+use crate::support::{Tidegate, rule_file};
 
 /// What a peer sends after its preface, and the cause by which its connection then ends.
 async fn ends(how: EndCause, sent: &[u8]) {
@@ -24,8 +24,7 @@ pub(super) async fn assert_counted(edge: &Edge, expected: &[(EndCause, u64)]) {
 
 #[tokio::test]
 async fn a_body_that_is_late_is_counted_on_either_listener() {
-    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
-    std::fs::write(rules.path(), "domain: edge\ndescriptors: [{ key: k, rate_limit: { unlimited: true } }]\n").unwrap();
+    let rules = rule_file("domain: edge\ndescriptors: [{ key: k, rate_limit: { unlimited: true } }]\n");
     let server = Tidegate::start(rules.path(), &[]).await;
     let (client, _connection) = h2_client(server.grpc).await;
     let call = http::Request::post("http://edge/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");

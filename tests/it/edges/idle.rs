@@ -4,7 +4,7 @@ use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 
 use super::*;
-use crate::support::Tidegate;
+use crate::support::{Tidegate, rule_file};
 
 /// Longer than a connection has to be idle to be asked to leave.
 const LONG_IDLE: Duration = Duration::from_millis(300);
@@ -150,8 +150,7 @@ const MANY: usize = 5_000;
 
 #[tokio::test]
 async fn idle_connections_take_a_bounded_amount_of_memory() {
-    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
-    std::fs::write(rules.path(), "domain: edge\ndescriptors: [{ key: k, rate_limit: { unlimited: true } }]\n").unwrap();
+    let rules = rule_file("domain: edge\ndescriptors: [{ key: k, rate_limit: { unlimited: true } }]\n");
     let server = Tidegate::start(rules.path(), &[("GRPC_MAX_IDLE_CONNECTIONS", "100"), ("LOG_FORMAT", "json")]).await;
     let before = server.peak_memory();
     let mut peers = Vec::new();

@@ -10,7 +10,8 @@ use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use tokio::process::Command;
 
 use super::*;
-use crate::support::{Tidegate, in_time, said};
+use crate::http;
+use crate::support::{Tidegate, in_time, rule_file};
 
 /// A rule whose second call waits here for a minute.
 const RULES: &str = "domain: d
@@ -19,23 +20,17 @@ descriptors:
     rate_limit: { unit: minute, requests_per_unit: 1, algorithm: gcra, delay: { max: 4m, delivery: hold } }
 ";
 
-fn rules() -> tempfile::NamedTempFile {
-    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
-    std::fs::write(rules.path(), RULES).unwrap();
-    rules
-}
-
 #[tokio::test]
 async fn a_flood_of_grpc_connections_leaves_room_for_the_probes() {
-    let rules = rules();
+    let rules = rule_file(RULES);
     // 100 open files: 26 connections for gRPC, and 12 for each other listener.
     let mut limited = Command::new("sh");
     limited.args(["-c", "ulimit -n 100; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_tidegate")]);
     let server = Tidegate::start_as(limited, Some(rules.path()), &[], None::<Stdio>).await;
     let flood = join_all((0..60).map(|_| tokio::net::TcpStream::connect(server.grpc))).await;
     eventually_refused(&server).await;
-    let answer = said(server.http, "GET /healthcheck HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
-    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    let answer = http::get(server.http, "/healthcheck").await;
+    assert_eq!(answer.status, 200, "{answer}");
     drop(flood);
 }
 
@@ -54,7 +49,7 @@ async fn eventually_refused(server: &Tidegate) {
 
 #[tokio::test]
 async fn where_connections_have_no_most_age_they_are_not_told_to_go() {
-    let rules = rules();
+    let rules = rule_file(RULES);
     let server = Tidegate::start(rules.path(), &[("GRPC_MAX_CONNECTION_AGE", "0")]).await;
     let mut peer = Peer::connect(server.grpc).await;
     let mut told = Vec::new();
@@ -67,7 +62,7 @@ async fn where_connections_have_no_most_age_they_are_not_told_to_go() {
 
 #[tokio::test]
 async fn a_call_that_outlasts_the_drain_timeout_is_cut() {
-    let rules = rules();
+    let rules = rule_file(RULES);
     let mut server = Tidegate::start(rules.path(), &[("DRAIN_TIMEOUT", "1ms")]).await;
     let channel = channel(server.grpc).await;
     let call = async || {

@@ -9,7 +9,8 @@ use tokio::sync::Notify;
 
 use super::causes::assert_counted;
 use super::*;
-use crate::support::{Tidegate, said};
+use crate::http::said;
+use crate::support::{Tidegate, directory};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// The memory that one connection may take, as over gRPC.
@@ -157,25 +158,22 @@ async fn a_connection_of_its_age_without_a_request_ends_well_after_the_time_that
 
 /// Rules for a gateway that sends its own headers, and for scripts.
 async fn server() -> (Tidegate, tempfile::TempDir) {
-    let directory = tempfile::tempdir().unwrap();
-    let rules = "domain: edge
+    let edge = "domain: edge
 requests:
   from_gateway: nginx
   trusted_proxies: [127.0.0.1]
   descriptors: [[{ key: host, from: header, name: host, missing: refuse }, { key: path, from: path }]]
 descriptors: [{ key: host, descriptors: [{ key: path, rate_limit: { unit: year, requests_per_unit: 2 } }] }]
 ";
-    std::fs::write(directory.path().join("edge.yaml"), rules).unwrap();
-    let rules = "domain: jobs
+    let jobs = "domain: jobs
 requests: { from_gateway: none, trusted_proxies: [127.0.0.1] }
 descriptors: [{ key: user, rate_limit: { unit: year, requests_per_unit: 2 } }]
 ";
-    std::fs::write(directory.path().join("jobs.yaml"), rules).unwrap();
-    let rules = "domain: paths
+    let paths = "domain: paths
 requests: { from_gateway: envoy, trusted_proxies: [127.0.0.1], descriptors: [[{ key: path, from: path }]] }
 descriptors: [{ key: path, rate_limit: { unit: year, requests_per_unit: 2 } }]
 ";
-    std::fs::write(directory.path().join("paths.yaml"), rules).unwrap();
+    let directory = directory([("edge.yaml", edge), ("jobs.yaml", jobs), ("paths.yaml", paths)]);
     (Tidegate::start(directory.path(), &[("HTTP_H2C", "true")]).await, directory)
 }
 
@@ -192,17 +190,12 @@ async fn every_path_of_the_http_listener_answers_over_http2_too() {
     let (status, text) = answer(at, http::Request::post(url("/json")), JOB).await;
     assert!(status == 200 && text.contains("\"limitRemaining\":1"), "{text}");
     // Both versions share a counter.
-    let post = format!(
-        "POST /check/jobs HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{JOB}",
-        JOB.len()
-    );
-    assert!(said(at, &post).await.starts_with("HTTP/1.1 200"));
+    assert_eq!(crate::http::post(at, "/check/jobs", JOB).await.status, 200);
     assert_eq!(answer(at, http::Request::post(url("/check/jobs")), JOB).await.0, 429);
     assert_eq!(answer(at, http::Request::get(url("/check/jobs")), "").await.0, 405);
     let gateway = || http::Request::get(url("/check/edge")).header("x-original-uri", "/a");
-    let first =
-        said(at, "GET /check/edge HTTP/1.1\r\nhost: edge\r\nx-original-uri: /a\r\nconnection: close\r\n\r\n").await;
-    assert!(first.starts_with("HTTP/1.1 200"), "{first}");
+    let first = crate::http::get(at, "/check/edge").headers(&[("host", "edge"), ("x-original-uri", "/a")]).await;
+    assert_eq!(first.status, 200, "{first}");
     let mut statuses = Vec::new();
     for _ in 0..2 {
         statuses.push(answer(at, gateway(), "").await.0);
@@ -223,12 +216,11 @@ async fn a_gateway_that_copies_the_path_of_a_client_cannot_ask_over_http2_and_no
     let (server, _rules) = server().await;
     let (status, why) = answer(server.http, http::Request::get("http://edge/check/paths/a"), "").await;
     assert!(status == 403 && why.contains("HTTP/1.1"), "{why}");
-    let get = |path: &str| format!("GET /check/paths{path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
-    assert!(said(server.http, &get("/a")).await.starts_with("HTTP/1.1 200"));
+    assert_eq!(crate::http::get(server.http, "/check/paths/a").await.status, 200);
     // What HTTP/2 makes an error is an answer, and a refusal.
     for path in ["/a?<", "/a?\"", "/a?\u{7f}"] {
-        let answer = said(server.http, &get(path)).await;
-        assert!(answer.starts_with("HTTP/1.1 4"), "{path}: {answer}");
+        let answer = crate::http::get(server.http, &format!("/check/paths{path}")).await;
+        assert_eq!(answer.status / 100, 4, "{path}: {answer}");
     }
     let rules = crate::support::rule_file(
         "domain: jobs\ndescriptors: [{ key: user, rate_limit: { unit: year, requests_per_unit: 2 } }]\n",
@@ -332,9 +324,7 @@ async fn callers_who_read_their_large_answers_slowly_do_not_hold_up_the_others()
         slow.push((answer.into_body(), connection));
     }
     let began = Instant::now();
-    let post =
-        format!("POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len());
-    assert!(said(server.http, &post).await.starts_with("HTTP/1.1 429"));
+    assert_eq!(crate::http::post(server.http, "/json", body).await.status, 429);
     assert!(began.elapsed() < 8_000 * MS, "before the slow ones are cut for reading nothing: {:?}", began.elapsed());
     let mut dropped = 0;
     for (mut body, _connection) in slow {

@@ -9,8 +9,9 @@ use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tokio::process::Command;
 
-use super::proxy::{Answer, Proxy, get, get_with, statuses};
+use super::proxy::{Proxy, get, get_with, statuses};
 use super::{Other, descriptor, serve_text};
+use crate::http::Answer;
 use crate::support::{eventually, output, repository};
 
 /// The address that a client has is the one that it says: a proxy that is trusted stands in front.

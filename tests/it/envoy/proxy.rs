@@ -8,7 +8,8 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::process::Command;
 
-use crate::support::{Process, eventually, in_time, repository, said, tool};
+use crate::http::{self, Answer};
+use crate::support::{Process, eventually, in_time, repository, tool};
 
 /// A running Envoy.
 pub struct Proxy {
@@ -62,7 +63,7 @@ impl Proxy {
         let admin = eventually("Envoy is ready", async || {
             assert!(!process.has_ended(), "Envoy does not start: {}", process.errors());
             let admin = std::fs::read_to_string(&admin).ok()?.parse().ok()?;
-            (ask(admin, "/ready").await?.status == 200).then_some(admin)
+            (http::get(admin, "/ready").sent().await.ok()?.status == 200).then_some(admin)
         })
         .await;
         Self { process, admin, _upstream: upstream, directory }
@@ -80,26 +81,23 @@ impl Proxy {
 
     /// Its counters whose names match a regular expression, a line each.
     pub async fn stats(&self, names: &str) -> String {
-        ask(self.admin, &format!("/stats?filter={names}")).await.expect("the admin listener answers").body
+        http::get(self.admin, &format!("/stats?filter={names}")).await.body
     }
 
     /// Changes its runtime, such as `key=1&other=2`.
     pub async fn modify_runtime(&self, values: &str) {
-        let request = format!(
-            "POST /runtime_modify?{values} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-        );
-        let answer = said(self.admin, &request).await;
-        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        let answer = http::post(self.admin, &format!("/runtime_modify?{values}"), "").await;
+        assert_eq!(answer.status, 200, "{answer}");
     }
 
     /// What it knows of the instances of its clusters.
     pub async fn clusters(&self) -> String {
-        ask(self.admin, "/clusters").await.expect("the admin listener answers").body
+        http::get(self.admin, "/clusters").await.body
     }
 
     /// The address of a listener of the example.
     pub async fn listener(&self, name: &str) -> SocketAddr {
-        let listeners = ask(self.admin, "/listeners").await.expect("the admin listener answers");
+        let listeners = http::get(self.admin, "/listeners").await;
         let found = listeners.body.lines().filter_map(|line| line.split_once("::")).find(|(found, _)| *found == name);
         found.and_then(|(_, address)| address.parse().ok()).unwrap_or_else(|| panic!("no {name} in {listeners:?}"))
     }
@@ -129,45 +127,17 @@ fn port_of(port: u16) -> String {
     format!("port_value: {port} ")
 }
 
-/// What came back.
-#[derive(Clone, Debug)]
-pub struct Answer {
-    /// The status.
-    pub status: u16,
-    head: String,
-    /// What follows the headers.
-    pub body: String,
-}
-
-impl Answer {
-    /// A header that must be there.
-    pub fn header(&self, name: &str) -> &str {
-        self.find(name).unwrap_or_else(|| panic!("no {name} in\n{}", self.head))
-    }
-
-    /// A header, where it is there.
-    pub fn find(&self, name: &str) -> Option<&str> {
-        let headers = self.head.lines().filter_map(|line| line.split_once(": "));
-        headers.into_iter().find(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value)
-    }
-
-    /// `x-ratelimit-remaining`.
-    pub fn remaining(&self) -> u32 {
-        self.header("x-ratelimit-remaining").parse().expect("a number")
-    }
-}
-
 /// Asks for a path on behalf of a user, whose name may have any bytes but an end of line.
 pub async fn get(at: SocketAddr, path: &str, user: impl AsRef<[u8]>) -> Answer {
+    let request = http::get(at, path).header("host", "edge");
     let user = user.as_ref();
-    let header = if user.is_empty() { Vec::new() } else { [b"x-user-id: ", user, b"\r\n"].concat() };
-    in_time("there is an answer", exchange(at, path, &header)).await.expect("an answer of HTTP")
+    if user.is_empty() { request.await } else { request.header("x-user-id", user).await }
 }
 
 /// Asks with these headers, each a line without its end.
 pub async fn get_with(at: SocketAddr, path: &str, headers: &[&str]) -> Answer {
-    let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
-    in_time("there is an answer", exchange(at, path, headers.as_bytes())).await.expect("an answer of HTTP")
+    let lines: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
+    http::get(at, path).header("host", "edge").lines(lines).await
 }
 
 /// Asks for each of these paths, with each of these headers, one after the other on one connection.
@@ -199,21 +169,4 @@ pub async fn status(socket: &mut BufReader<TcpStream>) -> u16 {
     }
     socket.read_exact(&mut vec![0; length]).await.expect("a body");
     status
-}
-
-async fn ask(at: SocketAddr, path: &str) -> Option<Answer> {
-    exchange(at, path, b"").await
-}
-
-async fn exchange(at: SocketAddr, path: &str, headers: &[u8]) -> Option<Answer> {
-    let mut socket = TcpStream::connect(at).await.ok()?;
-    let start = format!("GET {path} HTTP/1.1\r\nhost: edge\r\nconnection: close\r\n");
-    socket.write_all(&[start.as_bytes(), headers, b"\r\n"].concat()).await.ok()?;
-    let mut said = Vec::new();
-    // A reset after the answer leaves the answer.
-    let _ = socket.read_to_end(&mut said).await;
-    let said = String::from_utf8_lossy(&said);
-    let (head, body) = said.split_once("\r\n\r\n")?;
-    let status = head.split(' ').nth(1)?.parse().ok()?;
-    Some(Answer { status, head: head.to_owned(), body: body.to_owned() })
 }

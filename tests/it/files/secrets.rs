@@ -11,7 +11,7 @@ use tokio::process::Command;
 use super::RULES;
 use crate::redis::Single;
 use crate::redis::certificates::Authority;
-use crate::support::{Tidegate, answering, eventually, output};
+use crate::support::{Tidegate, answering, eventually, output, rule_file};
 
 /// The text that no message may contain, and its first letters as the numbers that a list of bytes is printed by.
 const CANARY: &str = "Canary-7f3a9";
@@ -150,18 +150,14 @@ async fn repeating() -> String {
 
 #[tokio::test]
 async fn a_password_that_a_server_repeats_is_not_logged() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let at = |name: &str| directory.path().join(name);
-    fs::write(at("rules.yaml"), RULES).expect("it is written");
     // Redis repeats 128 bytes of the arguments of a command that it does not have: a part of this.
     let password = format!("{CANARY}{}", "x".repeat(200));
-    fs::write(at("auth"), &password).expect("it is written");
-    let file = at("auth");
+    let (rules, file) = (rule_file(RULES), rule_file(&password));
     let server = Single::start(&["--rename-command", "HELLO", "", "--rename-command", "AUTH", ""]).await;
     let (real, repeating) = (server.address().to_string(), repeating().await);
     for variables in [
         [("REDIS_URL", real.clone()), ("REDIS_AUTH", format!("alice:{password}"))],
-        [("REDIS_URL", repeating.clone()), ("REDIS_AUTH_FILE", file.to_str().expect("text").to_owned())],
+        [("REDIS_URL", repeating.clone()), ("REDIS_AUTH_FILE", file.path().to_str().expect("text").to_owned())],
         [("REDIS_URL", format!("redis://alice:{password}@{repeating}")), ("REDIS_TYPE", "single".to_owned())],
         [("REDIS_URL", format!("mymaster,{repeating}")), ("REDIS_SENTINEL_AUTH", password.clone())],
     ] {
@@ -169,7 +165,7 @@ async fn a_password_that_a_server_repeats_is_not_logged() {
         let kind = ("REDIS_TYPE", if is_sentinel { "sentinel" } else { "single" });
         let mut given: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
         given.extend([kind, ("LOG_LEVEL", "debug")]);
-        let tidegate = Tidegate::start(&at("rules.yaml"), &given).await;
+        let tidegate = Tidegate::start(rules.path(), &given).await;
         let told = || tidegate.log().lines().find(|line| line.contains("cannot connect to Redis")).map(str::to_owned);
         let line = eventually("the failure is logged", async || told()).await;
         assert!(line.contains("***"), "{line}");
@@ -180,13 +176,9 @@ async fn a_password_that_a_server_repeats_is_not_logged() {
 
 #[tokio::test]
 async fn a_password_file_that_goes_bad_is_not_quoted_and_the_last_password_stays() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let at = |name: &str| directory.path().join(name);
-    fs::write(at("rules.yaml"), RULES).expect("it is written");
-    fs::write(at("auth"), "good").expect("it is written");
-    let file = at("auth");
-    let given = [("REDIS_URL", "127.0.0.1:1"), ("REDIS_AUTH_FILE", file.to_str().expect("text"))];
-    let tidegate = Tidegate::start(&at("rules.yaml"), &given).await;
+    let (rules, file) = (rule_file(RULES), rule_file("good"));
+    let given = [("REDIS_URL", "127.0.0.1:1"), ("REDIS_AUTH_FILE", file.path().to_str().expect("text"))];
+    let tidegate = Tidegate::start(rules.path(), &given).await;
     fs::write(&file, [CANARY.as_bytes(), b"\xff"].concat()).expect("it is written");
     let told = "the last content stays in use";
     eventually("it is logged", async || tidegate.log().contains(told).then_some(())).await;

@@ -1,9 +1,9 @@
 //! Who may charge, refund and send limits over `/json` and `/check`: no web page of another site, and others only what a setting grants.
 
-use std::path::Path;
 use std::time::Duration;
 
-use crate::support::{Tidegate, eventually, in_time, said};
+use crate::http::{self, Answer};
+use crate::support::{Tidegate, directory, eventually, in_time, rule_file};
 
 const RULES: &str = "domain: edge
 requests: { from_gateway: none, trusted_proxies: [127.0.0.1] }
@@ -17,50 +17,32 @@ const CURL: &str = "host: 127.0.0.1\r\n";
 /// Headers of a page without an origin, which any client of a gateway can write too.
 const NULL: &str = "host: 127.0.0.1\r\norigin: null\r\n";
 
-/// Sends a descriptor with more fields. Returns the status.
-async fn ask(server: &Tidegate, path: &str, headers: &str, more: &str) -> String {
-    let answer = answer(server, path, headers, more).await;
-    // Behind a `100 Continue`, if there is one.
-    let (_, last) = answer.rsplit_once("HTTP/1.1 ").expect("an answer");
-    last[..3].to_owned()
-}
-
-/// Sends a descriptor with more fields. Returns the answer.
-async fn answer(server: &Tidegate, path: &str, headers: &str, more: &str) -> String {
+/// Sends a descriptor with more fields, and these header lines.
+async fn ask(server: &Tidegate, path: &str, headers: &str, more: &str) -> Answer {
     let body = format!(r#"{{"domain":"edge","descriptors":[{{{ADDRESS}{more}}}]}}"#);
-    let length = body.len();
-    let request =
-        format!("POST {path} HTTP/1.1\r\n{headers}connection: close\r\ncontent-length: {length}\r\n\r\n{body}");
-    said(server.http, &request).await
+    http::post(server.http, path, body).lines(headers).await
 }
 
 /// Uses the limit up.
 async fn use_up(server: &Tidegate) {
-    for status in ["200", "200", "200", "429"] {
-        assert_eq!(ask(server, "/json", CURL, "").await, status);
+    for status in [200, 200, 200, 429] {
+        assert_eq!(ask(server, "/json", CURL, "").await.status, status);
     }
 }
 
 const REFUND: &str = r#","hitsAddend":"99","isNegativeHits":true"#;
 const OVERRIDE: &str = r#","limit":{"requestsPerUnit":1000,"unit":"YEAR"}"#;
 
-fn rule_file(directory: &Path) -> std::path::PathBuf {
-    let path = directory.join("rules.yaml");
-    std::fs::write(&path, RULES).expect("it is written");
-    path
-}
-
 #[tokio::test]
 async fn a_web_page_of_another_site_gives_back_no_hit_and_charges_none() {
-    let directory = tempfile::tempdir().expect("a directory");
     for door in ["on", "loopback"] {
         let variables = [("JSON_RIGHTS", "override,refund"), ("JSON_DOOR", door)];
-        let server = Tidegate::start(&rule_file(directory.path()), &variables).await;
+        let server = Tidegate::start(rule_file(RULES).path(), &variables).await;
         use_up(&server).await;
         for path in ["/json", "/check/edge"] {
-            assert_eq!(ask(&server, path, PAGE, REFUND).await, "429", "{path}");
-            assert_eq!(ask(&server, path, NULL, REFUND).await, "429", "{path}");
-            assert_eq!(ask(&server, path, CURL, "").await, "429", "{path}: nothing was given back");
+            assert_eq!(ask(&server, path, PAGE, REFUND).await.status, 429, "{path}");
+            assert_eq!(ask(&server, path, NULL, REFUND).await.status, 429, "{path}");
+            assert_eq!(ask(&server, path, CURL, "").await.status, 429, "{path}: nothing was given back");
         }
         let page = server.metrics().await;
         let refused = |reason: &str, count: usize| {
@@ -80,34 +62,28 @@ async fn a_web_page_of_another_site_gives_back_no_hit_and_charges_none() {
         let port = server.http.port();
         let own =
             format!("host: 127.0.0.1:{port}\r\norigin: http://127.0.0.1:{port}\r\nsec-fetch-site: same-origin\r\n");
-        assert_eq!(ask(&server, "/json", &own, REFUND).await, "200");
-        assert_eq!(ask(&server, "/json", CURL, "").await, "200", "the refund counts");
+        assert_eq!(ask(&server, "/json", &own, REFUND).await.status, 200);
+        assert_eq!(ask(&server, "/json", CURL, "").await.status, 200, "the refund counts");
     }
 }
 
 #[tokio::test]
 async fn a_refused_page_is_told_why_in_the_form_of_a_refusal() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let rules = rule_file(directory.path());
-    let server = Tidegate::start(&rules, &[]).await;
+    let server = Tidegate::start(rule_file(RULES).path(), &[]).await;
     let why = "The request was not decided: a web page of another site makes it (Origin).";
-    let said = answer(&server, "/json", NULL, "").await;
-    let (head, body) = said.split_once("\r\n\r\n").expect("a body");
-    assert!(head.starts_with("HTTP/1.1 429 ") && head.contains("content-type: application/json"), "{head}");
-    assert_eq!(body, format!(r#"{{"overallCode":"OVER_LIMIT","dynamicMetadata":{{"reason":"{why}"}}}}"#));
-    let said = answer(&server, "/check/edge", NULL, "").await;
-    assert!(said.ends_with(&format!("\r\n\r\n{why}\n")), "{said}");
-    std::fs::write(&rules, RULES.replace(" }\ndescriptors", ", refusal_status: 403 }\ndescriptors"))
-        .expect("it is written");
-    let server = Tidegate::start(&rules, &[]).await;
-    assert_eq!(ask(&server, "/check/edge", NULL, "").await, "403", "refusal_status");
+    let refused = ask(&server, "/json", NULL, "").await;
+    assert_eq!((refused.status, refused.header("content-type")), (429, "application/json"), "{refused}");
+    assert_eq!(refused.body, format!(r#"{{"overallCode":"OVER_LIMIT","dynamicMetadata":{{"reason":"{why}"}}}}"#));
+    assert_eq!(ask(&server, "/check/edge", NULL, "").await.body, format!("{why}\n"));
+    let rules = rule_file(&RULES.replace(" }\ndescriptors", ", refusal_status: 403 }\ndescriptors"));
+    let server = Tidegate::start(rules.path(), &[]).await;
+    assert_eq!(ask(&server, "/check/edge", NULL, "").await.status, 403, "refusal_status");
 }
 
 #[tokio::test]
 async fn no_header_that_a_client_writes_turns_a_refusal_into_another_status() {
-    let directory = tempfile::tempdir().expect("a directory");
     for door in ["on", "loopback"] {
-        let server = Tidegate::start(&rule_file(directory.path()), &[("JSON_DOOR", door)]).await;
+        let server = Tidegate::start(rule_file(RULES).path(), &[("JSON_DOOR", door)]).await;
         use_up(&server).await;
         for header in [
             "origin: null",
@@ -152,7 +128,7 @@ async fn no_header_that_a_client_writes_turns_a_refusal_into_another_status() {
             for path in ["/json", "/check/edge"] {
                 let own = if header.starts_with("host") { "" } else { CURL };
                 let headers = format!("{own}{header}\r\n");
-                assert_eq!(ask(&server, path, &headers, "").await, "429", "{path}: {header}");
+                assert_eq!(ask(&server, path, &headers, "").await.status, 429, "{path}: {header}");
             }
         }
     }
@@ -160,30 +136,26 @@ async fn no_header_that_a_client_writes_turns_a_refusal_into_another_status() {
 
 #[tokio::test]
 async fn over_http_hits_are_given_back_and_limits_sent_with_the_right_only() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let runtime = directory.path().join("runtime");
-    std::fs::create_dir_all(runtime.join("config")).expect("it is made");
-    rule_file(&runtime.join("config"));
-    let rules = rule_file(directory.path());
+    let (runtime, rules) = (directory([("config/rules.yaml", RULES)]), rule_file(RULES));
     for (variables, may_override, may_refund) in [
         (vec![], false, false),
         (vec![("JSON_RIGHTS", "none")], false, false),
         (vec![("JSON_RIGHTS", "override")], true, false),
         (vec![("JSON_RIGHTS", "refund")], false, true),
-        (vec![("RUNTIME_ROOT", runtime.to_str().expect("UTF-8"))], true, false),
+        (vec![("RUNTIME_ROOT", runtime.path().to_str().expect("UTF-8"))], true, false),
     ] {
         let is_runtime = variables.iter().any(|(name, _)| *name == "RUNTIME_ROOT");
-        let server = Tidegate::start_with((!is_runtime).then_some(&rules), &variables).await;
+        let server = Tidegate::start_with((!is_runtime).then_some(rules.path()), &variables).await;
         use_up(&server).await;
         for path in ["/json", "/check/edge"] {
-            let expected = if may_override { "200" } else { "429" };
-            assert_eq!(ask(&server, path, CURL, OVERRIDE).await, expected, "{variables:?}: {path}");
+            let expected = if may_override { 200 } else { 429 };
+            assert_eq!(ask(&server, path, CURL, OVERRIDE).await.status, expected, "{variables:?}: {path}");
         }
         for path in ["/json", "/check/edge"] {
             ask(&server, path, CURL, REFUND).await;
         }
-        let expected = if may_refund { "200" } else { "429" };
-        assert_eq!(ask(&server, "/json", CURL, "").await, expected, "{variables:?}");
+        let expected = if may_refund { 200 } else { 429 };
+        assert_eq!(ask(&server, "/json", CURL, "").await.status, expected, "{variables:?}");
         let page = server.metrics().await;
         for (what, is_granted) in [("override", may_override), ("refund", may_refund)] {
             let count = if is_granted { 0 } else { 2 };
@@ -197,16 +169,15 @@ async fn over_http_hits_are_given_back_and_limits_sent_with_the_right_only() {
 
 #[tokio::test]
 async fn requests_over_http_wait_within_the_bound_of_all_calls() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let rules = directory.path().join("rules.yaml");
-    let text = "domain: edge
+    let rules = rule_file(
+        "domain: edge
 descriptors:
   - key: remote_address
     rate_limit: { algorithm: gcra, unit: minute, requests_per_unit: 1, delay: { max: 5m, delivery: hold } }
-";
-    std::fs::write(&rules, text).expect("it is written");
-    let server = Tidegate::start(&rules, &[("MAX_HELD_CALLS", "1")]).await;
-    assert_eq!(ask(&server, "/json", CURL, "").await, "200", "the first is not early");
+",
+    );
+    let server = Tidegate::start(rules.path(), &[("MAX_HELD_CALLS", "1")]).await;
+    assert_eq!(ask(&server, "/json", CURL, "").await.status, 200, "the first is not early");
     let held = async {
         let waits = ask(&server, "/json", CURL, "");
         tokio::time::timeout(Duration::from_secs(60), waits).await.expect_err("it waits for a minute")
@@ -215,7 +186,7 @@ descriptors:
         eventually("one waits", async || server.metrics().await.contains("tidegate_held_calls 1\n").then_some(()))
             .await;
         for _ in 0..3 {
-            assert_eq!(in_time("it is refused at once", ask(&server, "/json", CURL, "")).await, "429");
+            assert_eq!(in_time("it is refused at once", ask(&server, "/json", CURL, "")).await.status, 429);
         }
     };
     tokio::select! {

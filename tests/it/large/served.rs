@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use crate::redis::Single;
-use crate::support::{Tidegate, in_time};
+use crate::support::{Tidegate, directory, in_time, rule_file};
 
 /// What a large request may take beside its message: 64 MB.
 const MOST: u64 = 64_000_000;
@@ -76,15 +76,14 @@ fn kinds() -> Vec<Kind> {
 }
 
 async fn server() -> (Tidegate, tempfile::TempDir) {
-    let directory = tempfile::tempdir().expect("a directory");
-    for (domain, charging) in [("e", "each"), ("a", "all_or_nothing")] {
+    let directory = directory([("e", "each"), ("a", "all_or_nothing")].map(|(domain, charging)| {
         let rules = format!(
             "domain: {domain}\ncharging: {charging}\ndescriptors:\n  \
              - {{ key: k, rate_limit: {{ unit: year, requests_per_unit: 4000000000 }} }}\n  \
              - {{ key: f, rate_limit: {{ unit: year, requests_per_unit: 500000 }} }}\n"
         );
-        std::fs::write(directory.path().join(format!("{domain}.yaml")), rules).expect("it is written");
-    }
+        (format!("{domain}.yaml"), rules)
+    }));
     let server = Tidegate::start(directory.path(), &[("WORKERS", "1"), ("LOG_LEVEL", "warn")]).await;
     (server, directory)
 }
@@ -154,11 +153,10 @@ async fn how_long_others_wait_while_large_requests_are_decided() {
 #[tokio::test]
 async fn a_large_request_that_is_refused_leaves_nothing_in_redis() {
     let redis = Single::start(&[]).await;
-    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
     let text = "domain: a\ncharging: all_or_nothing\ndescriptors:\n  \
                 - { key: k, rate_limit: { unit: year, requests_per_unit: 100000 } }\n  \
                 - { key: f, rate_limit: { unit: year, requests_per_unit: 500 } }\n";
-    std::fs::write(rules.path(), text).expect("it is written");
+    let rules = rule_file(text);
     let address = redis.address().to_string();
     let variables = [("REDIS_URL", &*address), ("ON_STORE_FAILURE", "open"), ("STORE_DEADLINE", "5s")];
     let server = Tidegate::start(rules.path(), &variables).await;

@@ -12,7 +12,7 @@ use tonic::transport::Channel;
 
 use crate::redis::Single;
 use crate::redis::cluster::{Cluster, slot};
-use crate::support::{Tidegate, eventually, in_time};
+use crate::support::{Tidegate, eventually, in_time, rule_file};
 use crate::world::{World, descriptor, file, micros, request};
 
 /// Envoy's number for a day.
@@ -164,8 +164,7 @@ fn keys() -> Vec<String> {
 
 /// A service of these rules that leaves Redis as much time as it takes.
 async fn tidegate(variables: &[(&str, &str)]) -> Tidegate {
-    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    std::fs::write(rules.path(), MIXED).expect("it is written");
+    let rules = rule_file(MIXED);
     Tidegate::start(rules.path(), &[variables, &[("STORE_DEADLINE", "10s")]].concat()).await
 }
 

@@ -1,4 +1,4 @@
-//! What callers see of the policies: over gRPC, in types that are not ours, and as JSON.
+//! What callers see of the policies: over gRPC and as JSON.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit};
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use serde_json::{Value, json};
 use tidegate::model::Micros;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit};
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tidegate::store::StoreError;
 use tidegate::telemetry::Telemetry;
 use tidegate::transport::grpc::{Edge, Services};
@@ -22,7 +23,7 @@ use tonic::Status;
 use tower::ServiceExt;
 
 use super::failing::Instance;
-use crate::wire::{object, plain};
+use crate::wire;
 
 /// A rule for each policy, and one that nobody watches.
 pub const RULES: &str = "domain: d
@@ -58,7 +59,7 @@ fn edge_with(instance: &Instance, answers: Answers) -> Edge {
 fn request(entries: &[&str]) -> RateLimitRequest {
     let entry = |text: &&str| {
         let (key, value) = text.split_once('=').expect("an entry");
-        Entry { key: key.to_owned(), value: value.to_owned() }
+        Entry { key: key.to_owned().into(), value: value.to_owned().into() }
     };
     let descriptor = |text| RateLimitDescriptor { entries: vec![entry(text)], ..RateLimitDescriptor::default() };
     RateLimitRequest { domain: "d".to_owned(), descriptors: entries.iter().map(descriptor).collect(), hits_addend: 0 }
@@ -78,8 +79,8 @@ fn headers(answer: &RateLimitResponse) -> BTreeMap<&str, &str> {
     answer.response_headers_to_add.iter().map(|header| (header.key.as_str(), header.value.as_str())).collect()
 }
 
-fn metadata(answer: &RateLimitResponse) -> String {
-    answer.dynamic_metadata.clone().map_or_else(String::new, |metadata| plain(&object(metadata)))
+fn metadata(answer: &RateLimitResponse) -> Value {
+    answer.dynamic_metadata.clone().map_or(Value::Null, wire::json)
 }
 
 fn status(code: Code) -> DescriptorStatus {
@@ -92,7 +93,7 @@ async fn open_says_ok_of_no_limit_and_marks_it() {
     let answer = answer(&edge(&instance, false), &["open=down"]).await;
     assert_eq!((answer.overall_code(), &answer.statuses), (Code::Ok, &vec![status(Code::Ok)]));
     assert_eq!((headers(&answer), answer.raw_body.as_slice()), (BTreeMap::new(), &b""[..]));
-    assert_eq!(metadata(&answer), r#"{"on_store_failure": ["open"]}"#);
+    assert_eq!(metadata(&answer), json!({"on_store_failure": ["open"]}));
 }
 
 #[tokio::test]
@@ -106,13 +107,13 @@ async fn closed_refuses_of_no_limit_and_says_that_nobody_exceeded_anything() {
         *instance.store.error.lock() = error;
         let answer = answer(&edge, &["closed=down"]).await;
         assert_eq!(answer.overall_code(), Code::OverLimit);
-        let reset = envoy_types::pb::google::protobuf::Duration { seconds, nanos: 0 };
+        let reset = prost_types::Duration { seconds, nanos: 0 };
         let expected = DescriptorStatus { duration_until_reset: Some(reset), ..status(Code::OverLimit) };
         assert_eq!(answer.statuses, [expected], "{error}");
         let expected = [("retry-after", retry_after), ("content-type", "application/json")];
         assert_eq!(headers(&answer), BTreeMap::from(expected), "{error}");
         assert_eq!(answer.raw_body, b"{\"error\":\"rate_limiter_unavailable\"}\n");
-        assert_eq!(metadata(&answer), r#"{"on_store_failure": ["closed"], "rate_limiter_unavailable": true}"#);
+        assert_eq!(metadata(&answer), json!({"on_store_failure": ["closed"], "rate_limiter_unavailable": true}));
     }
 }
 
@@ -127,7 +128,7 @@ async fn error_is_the_error_that_leaves_the_decision_to_the_caller() {
     }
     let answer = answer(&edge, &["shadow=down"]).await;
     assert_eq!((answer.overall_code(), &answer.statuses), (Code::Ok, &vec![status(Code::Ok)]), "a shadow only watches");
-    assert_eq!(metadata(&answer), r#"{"on_store_failure": ["error"]}"#);
+    assert_eq!(metadata(&answer), json!({"on_store_failure": ["error"]}));
 }
 
 #[tokio::test]
@@ -139,8 +140,8 @@ async fn local_is_answered_as_ever_with_what_is_left_of_this_instances_part() {
     {
         let answer = answer(&edge, &["local=down"]).await;
         assert_eq!(answer.overall_code(), code);
-        let limit = RateLimit { name: String::new(), requests_per_unit: 10, unit: 4 };
-        let reset = envoy_types::pb::google::protobuf::Duration { seconds: HALF_DAY_S, nanos: 0 };
+        let limit = RateLimit { name: String::new(), requests_per_unit: 10, unit: 4, unit_multiplier: None };
+        let reset = prost_types::Duration { seconds: HALF_DAY_S, nanos: 0 };
         let expected = DescriptorStatus {
             current_limit: Some(limit),
             limit_remaining: left,
@@ -150,10 +151,7 @@ async fn local_is_answered_as_ever_with_what_is_left_of_this_instances_part() {
         assert_eq!(answer.statuses, [expected]);
         let expected = [("limit", "10"), ("remaining", &left.to_string()), ("reset", &HALF_DAY_S.to_string())];
         assert_eq!(headers(&answer), BTreeMap::from(expected));
-        assert_eq!(
-            (answer.raw_body.as_slice(), metadata(&answer).as_str()),
-            (&b""[..], r#"{"on_store_failure": ["local"]}"#)
-        );
+        assert_eq!((answer.raw_body.as_slice(), metadata(&answer)), (&b""[..], json!({"on_store_failure": ["local"]})));
     }
 }
 
@@ -168,7 +166,7 @@ async fn what_a_real_limit_refuses_beside_a_closed_failure_is_an_ordinary_refusa
         let half_day = HALF_DAY_S.to_string();
         assert_eq!(headers(&answer), BTreeMap::from([("limit", "1"), ("remaining", "0"), ("reset", &half_day)]));
         assert_eq!(answer.raw_body, b"");
-        assert_eq!(metadata(&answer), r#"{"on_store_failure": ["closed"]}"#);
+        assert_eq!(metadata(&answer), json!({"on_store_failure": ["closed"]}));
     }
 }
 
@@ -240,9 +238,11 @@ async fn every_policy_of_a_request_is_named_beside_the_metadata_that_was_asked_f
     let codes: Vec<_> = answer.statuses.iter().map(DescriptorStatus::code).collect();
     assert_eq!(codes, [Code::Ok, Code::Ok, Code::OverLimit, Code::Ok, Code::Ok]);
     let metadata = metadata(&answer);
-    assert!(metadata.contains(r#""domain": "d""#), "{metadata}");
-    let said = r#""on_store_failure": ["open", "local", "closed", "error"], "rate_limiter_unavailable": true}"#;
-    assert!(metadata.ends_with(said), "{metadata}");
+    let names: Vec<_> = metadata.as_object().expect("an object").keys().collect();
+    assert_eq!(names, ["descriptors", "domain", "on_store_failure", "rate_limiter_unavailable"]);
+    assert_eq!(metadata["domain"], "d");
+    assert_eq!(metadata["on_store_failure"], json!(["open", "local", "closed", "error"]));
+    assert_eq!(metadata["rate_limiter_unavailable"], true);
 }
 
 #[tokio::test]
@@ -273,13 +273,10 @@ async fn as_json_the_policies_are_200_429_and_503() {
 #[tokio::test]
 async fn a_caller_without_time_is_answered_by_policy() {
     use tidegate::proto::codec::{Incoming, Outgoing};
-    use tidegate::proto::envoy::service::ratelimit::v3 as ours;
     let instance = Instance::of(2);
     let edge = edge(&instance, false);
     let code = async |key: &str, patience: &str| {
-        use prost::Message;
-        let message = request(&[&format!("{key}=up")]).encode_to_vec();
-        let mut call = tonic::Request::new(ours::RateLimitRequest::decode(message.as_slice()).expect("the same"));
+        let mut call = tonic::Request::new(request(&[&format!("{key}=up")]));
         call.metadata_mut().insert("grpc-timeout", patience.parse().expect("a value"));
         edge.should_rate_limit(call.map(Incoming::Small)).await.map(|answer| match answer.into_inner() {
             Outgoing::Small(answer) => answer.overall_code,

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use tempfile::NamedTempFile;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -11,9 +10,8 @@ use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use tidegate::telemetry::metrics::TABLE;
 use tonic::transport::Channel;
 
-use super::scrape::page;
 use crate::redis::Single;
-use crate::support::{Tidegate, in_time};
+use crate::support::{Tidegate, in_time, rule_file};
 
 /// Limits, and hits that are taken of them one after the other: up to each border, onto it, over it, and over several at once.
 const CASES: &[(u32, &[u32])] = &[
@@ -101,12 +99,6 @@ impl Counts {
     }
 }
 
-fn written(rules: &str) -> NamedTempFile {
-    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    std::fs::write(file.path(), rules).expect("it is written");
-    file
-}
-
 async fn client(server: &Tidegate) -> RateLimitServiceClient<Channel> {
     let connected = RateLimitServiceClient::connect(format!("http://{}", server.grpc));
     in_time("the server is there", connected).await.expect("it takes connections")
@@ -138,7 +130,7 @@ async fn count_as_the_reference_does(store: &[(&str, &str)]) {
             let _ = writeln!(rules, "  - {{ key: {key}, {flag}rate_limit: {limit} }}");
         }
     }
-    let rules = written(&rules);
+    let rules = rule_file(&rules);
     for ratio in RATIOS {
         let prefix = format!("{ratio}:");
         let own = [("NEAR_LIMIT_RATIO", ratio), ("CACHE_KEY_PREFIX", &prefix), ("STORE_DEADLINE", "10s")];
@@ -153,7 +145,7 @@ async fn count_as_the_reference_does(store: &[(&str, &str)]) {
                     ask(&mut client, &[(&key, "v")], *hits).await;
                     expected.take(*limit, before, *hits, ratio, is_shadow);
                     before += u64::from(*hits);
-                    let counted = Counts::read(&page(server.http).await, &key);
+                    let counted = Counts::read(&server.metrics().await, &key);
                     assert_eq!(counted, expected, "{hits} of {taken:?} on {limit}, ratio {ratio}, {store:?}");
                 }
             }
@@ -179,7 +171,7 @@ fn the_oracle_counts_the_worked_examples() {
 
 #[tokio::test]
 async fn a_hit_that_a_refused_request_keeps_is_counted_once_where_it_fell() {
-    let rules = written(
+    let rules = rule_file(
         "domain: d\ndescriptors:\n  - { key: kept, rate_limit: { unit: year, requests_per_unit: 10 } }\n  \
          - { key: full, rate_limit: { unit: year, requests_per_unit: 1 } }\n",
     );
@@ -189,18 +181,18 @@ async fn a_hit_that_a_refused_request_keeps_is_counted_once_where_it_fell() {
     ask(&mut client, &[("kept", "v")], 7).await;
     ask_all(&mut client, &[&[("kept", "v")], &[("full", "v")]], 1).await;
     let expected = Counts { total: 8, within: 8, ..Counts::default() };
-    assert_eq!(Counts::read(&page(server.http).await, "kept"), expected, "8 of 10 are not near the limit");
+    assert_eq!(Counts::read(&server.metrics().await, "kept"), expected, "8 of 10 are not near the limit");
 }
 
 #[tokio::test]
 async fn refusals_that_are_only_watched_are_counted() {
     let rules =
-        written("domain: d\ndescriptors:\n  - { key: full, rate_limit: { unit: year, requests_per_unit: 1 } }\n");
+        rule_file("domain: d\ndescriptors:\n  - { key: full, rate_limit: { unit: year, requests_per_unit: 1 } }\n");
     let server = Tidegate::start(rules.path(), &[("SHADOW_MODE", "true")]).await;
     let mut client = client(&server).await;
     for refused in [0, 1, 2] {
         ask(&mut client, &[("full", "v")], 1).await;
-        let page = page(server.http).await;
+        let page = server.metrics().await;
         assert!(page.contains(&format!("ratelimit_service_global_shadow_mode {refused}\n")), "{page}");
     }
 }
@@ -278,13 +270,13 @@ const NAMED: &[Named] = &[
 async fn hits_are_counted_under_the_labels_of_the_reference() {
     let limit = "rate_limit: { unit: year, requests_per_unit: 10 }";
     let items = NAMED.iter().map(|(rule, ..)| format!("  - {}\n", rule.replace("RATE", limit)));
-    let rules = written(&format!("domain: d\ndescriptors:\n{}", items.collect::<String>()));
+    let rules = rule_file(&format!("domain: d\ndescriptors:\n{}", items.collect::<String>()));
     let server = Tidegate::start(rules.path(), &[]).await;
     let mut client = client(&server).await;
     let mut counted: BTreeMap<String, String> = BTreeMap::new();
     for (rule, entries, labels) in NAMED {
         ask(&mut client, entries, 3).await;
-        let page = page(server.http).await;
+        let page = server.metrics().await;
         let series = page.lines().filter_map(|line| line.strip_prefix("ratelimit_service_rate_limit_total_hits{"));
         let series = series.map(|line| line.split_once("} ").expect("a value"));
         let now: BTreeMap<_, _> = series.map(|(labels, hits)| (labels.to_owned(), hits.to_owned())).collect();
@@ -298,11 +290,11 @@ async fn hits_are_counted_under_the_labels_of_the_reference() {
 #[tokio::test]
 async fn every_metric_of_the_table_is_on_the_page() {
     let redis = Single::start(&[]).await;
-    let rules = written("domain: d\ndescriptors: [{ key: k, rate_limit: { unit: day, requests_per_unit: 1 } }]\n");
+    let rules = rule_file("domain: d\ndescriptors: [{ key: k, rate_limit: { unit: day, requests_per_unit: 1 } }]\n");
     let url = redis.address().to_string();
     let variables = [("REDIS_TYPE", "SINGLE"), ("REDIS_URL", &*url), ("OTEL_TRACES_EXPORTER", "otlp")];
     let server = Tidegate::start(rules.path(), &variables).await;
-    let page = page(server.http).await;
+    let page = server.metrics().await;
     let shown: BTreeSet<_> = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
     let known: BTreeSet<_> = TABLE.iter().map(|metric| metric.name).collect();
     assert_eq!(

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::process::Signal;
-use tempfile::{NamedTempFile, TempDir};
+use tempfile::TempDir;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -19,12 +19,13 @@ use tokio::process::Command;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::scrape::{Prometheus, get, page};
+use super::scrape::Prometheus;
 use super::{ALERTS, alerts, queries, text};
+use crate::http;
 use crate::redis::certificates::{Authority, Issued};
 use crate::redis::proxy::{Faults, Proxy, Way};
 use crate::redis::{Port, Single};
-use crate::support::{PATIENCE, Tidegate, eventually, output, repository};
+use crate::support::{PATIENCE, Tidegate, eventually, output, repository, rule_file};
 use crate::tls::variables_of;
 
 /// What an alert looks at and how long it waits, and what it does here, where a day has a minute at most. Thresholds stay.
@@ -305,7 +306,7 @@ async fn a_prometheus_sees_each_thing_go_wrong_and_the_dashboard_shows_it() {
         leaving.ended().await;
         leaving = Tidegate::start(rules_of_all.path(), &[]).await;
         prometheus.scrape("leaving", "a", leaving.http);
-        let since = page(leaving.http).await;
+        let since = leaving.metrics().await;
         let since = since.lines().find_map(|line| line.strip_prefix("process_start_time_seconds ")).expect("it says");
         let seen = format!("process_start_time_seconds{{job=\"tidegate-leaving\"}} == {since}");
         let what = format!("the {start} start is seen");
@@ -331,15 +332,14 @@ async fn a_prometheus_sees_each_thing_go_wrong_and_the_dashboard_shows_it() {
         prometheus.query(text(&rule["expr"])).await;
     }
     for server in [&with_store, &small, &asked] {
-        assert_page_is_well_written(&page(server.http).await).await;
+        assert_page_is_well_written(&server.metrics().await).await;
     }
 }
 
 /// A listener of its own, for those who let nobody but Prometheus near it.
 #[tokio::test]
 async fn the_metrics_have_a_listener_of_their_own_where_that_is_asked_for() {
-    let rules: NamedTempFile = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    fs::write(rules.path(), RULES).expect("it is written");
+    let rules = rule_file(RULES);
     let port = Port::free();
     let address = port.address();
     drop(port);
@@ -347,9 +347,9 @@ async fn the_metrics_have_a_listener_of_their_own_where_that_is_asked_for() {
     let variables =
         [("USE_PROMETHEUS", "true"), ("PROMETHEUS_ADDR", &*listener), ("PROMETHEUS_PATH", "/of/the/metrics")];
     let server = Tidegate::start(rules.path(), &variables).await;
-    let (status, own) = get(address, "/of/the/metrics").await.expect("it answers");
-    assert_eq!(status, 200);
+    let own = http::get(address, "/of/the/metrics").await;
+    assert_eq!(own.status, 200);
     assert!(own.contains("\ntidegate_rules 4\n"), "{own}");
-    assert!(page(server.http).await.contains("\ntidegate_rules 4\n"));
-    assert_eq!(get(address, "/json").await.expect("it answers").0, 404);
+    assert!(server.metrics().await.contains("\ntidegate_rules 4\n"));
+    assert_eq!(http::get(address, "/json").await.status, 404);
 }

@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 use super::{list, promtool, text};
+use crate::http;
 use crate::redis::{Port, bound_to_this_thread};
-use crate::support::{Process, eventually, in_time};
+use crate::support::{Process, eventually};
 
 const CONFIGURATION: &str = "global: { scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 500ms }
 rule_files: [alerts.yaml]
@@ -56,8 +55,8 @@ impl Prometheus {
         let mut started = Self { process, port, targets: Vec::new(), directory };
         eventually("Prometheus is ready", async || {
             assert!(!started.process.has_ended(), "Prometheus does not start: {}", started.process.errors());
-            let (status, _) = get(started.port.address(), "/-/ready").await?;
-            (status == 200).then_some(())
+            let answer = http::get(started.port.address(), "/-/ready").sent().await.ok()?;
+            (answer.status == 200).then_some(())
         })
         .await;
         started
@@ -79,9 +78,9 @@ impl Prometheus {
 
     /// What it answers.
     async fn ask(&self, path: &str) -> Value {
-        let (status, body) = get(self.port.address(), path).await.expect("it answers");
-        assert_eq!(status, 200, "{path}: {body}");
-        serde_json::from_str(&body).expect("JSON")
+        let answer = http::get(self.port.address(), path).await;
+        assert_eq!(answer.status, 200, "{path}: {answer}");
+        answer.json()
     }
 
     /// The values of the series that a query finds.
@@ -102,28 +101,6 @@ impl Prometheus {
         };
         list(&answer["data"]["result"]).iter().map(of).collect()
     }
-}
-
-/// What an HTTP server answers, if there is one: its status, and the body.
-pub async fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
-    let asked = async {
-        let mut stream = TcpStream::connect(address).await?;
-        // In this version of HTTP no answer comes in chunks.
-        stream.write_all(format!("GET {path} HTTP/1.0\r\nhost: a\r\n\r\n").as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.map(|_| answer)
-    };
-    let answer = in_time("the server answers", asked).await.ok()?;
-    let (head, body) = answer.split_once("\r\n\r\n")?;
-    let status = head.split(' ').nth(1)?.parse().ok()?;
-    Some((status, body.to_owned()))
-}
-
-/// The page of metrics of a Tidegate.
-pub async fn page(address: SocketAddr) -> String {
-    let (status, page) = get(address, "/metrics").await.expect("it answers");
-    assert_eq!(status, 200, "{page}");
-    page
 }
 
 fn encoded(query: &str) -> String {

@@ -54,7 +54,7 @@ struct Desk {
 
 impl Desk {
     fn new() -> Self {
-        let directory = directory(&[("edge.yaml", EDGE), ("inner.yaml", INNER)]);
+        let directory = directory([("edge.yaml", EDGE), ("inner.yaml", INNER)]);
         let source = Location::Paths(vec![directory.path().to_owned()]);
         let (loader, documents) = Loader::open(source, None).expect("they are there");
         let loaded = compile(documents, &Options::default()).expect("they are whole");

@@ -8,7 +8,7 @@ fn limit(text: &str) -> String {
 
 #[tokio::test]
 async fn a_runtime_root_that_is_a_link_may_be_turned_to_another_release() {
-    let made = directory(&[
+    let made = directory([
         ("releases/1/tide/config/a.yaml", &limit("1")),
         ("releases/2/tide/config/a.yaml", &limit("2")),
         ("releases/3/tide/config/other.yaml", &limit("3")),
@@ -42,7 +42,7 @@ async fn a_runtime_root_that_is_a_link_may_be_turned_to_another_release() {
 #[tokio::test]
 async fn a_config_map_in_the_app_directory_is_followed_with_the_root_watched_or_not() {
     for is_watched in ["false", "true"] {
-        let made = directory(&[]);
+        let made = tempfile::tempdir().expect("a directory");
         let volume = made.path().join("ratelimit/config");
         mount(&volume, "..2026_1", &limit("1"));
         let variables = [
@@ -68,7 +68,7 @@ async fn a_config_map_in_the_app_directory_is_followed_with_the_root_watched_or_
 
 #[tokio::test]
 async fn a_file_in_place_of_the_app_directory_is_read_and_followed_below_a_subdirectory_with_a_slash() {
-    let made = directory(&[("ratelimit/config", &limit("1"))]);
+    let made = directory([("ratelimit/config", &limit("1"))]);
     let variables = [
         ("RUNTIME_ROOT", made.path().to_str().expect("text")),
         ("RUNTIME_SUBDIRECTORY", "/ratelimit"),

@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 use tempfile::TempDir;
 use tokio::process::Command;
 
+use crate::http;
 use crate::redis::Single;
-use crate::support::{Process, eventually, said, tool};
+use crate::support::{Process, eventually, tool};
 
 /// A running proxy.
 pub struct Proxy {
@@ -56,8 +57,8 @@ static_resources:
         let address = eventually("Envoy listens", async || {
             assert!(!process.has_ended(), "Envoy does not start: {}", process.errors());
             let admin = std::fs::read_to_string(&admin).ok()?.parse().ok()?;
-            let listeners = said(admin, "GET /listeners HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
-            listeners.lines().find_map(|line| line.strip_prefix("redis::")?.trim().parse().ok())
+            let listeners = http::get(admin, "/listeners").await;
+            listeners.body.lines().find_map(|line| line.strip_prefix("redis::")?.trim().parse().ok())
         })
         .await;
         Self { address, _process: process, _directory: directory }

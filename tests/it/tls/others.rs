@@ -2,29 +2,20 @@
 
 use std::net::SocketAddr;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 
 use super::client::Client;
 use super::rotation::put;
 use super::{MUTUAL, Secured, rules};
-use crate::support::{eventually, in_time, on_free_ports, output, said};
+use crate::http::{self, Answer, said};
+use crate::support::{eventually, in_time, on_free_ports, output};
 
 const BOTH: [(&str, &str); 3] = [("HTTP_SERVER_USE_TLS", "true"), ("DEBUG_SERVER_USE_TLS", "true"), MUTUAL];
 
 /// Gets `path` over TLS, offering `protocols` by ALPN. The error is that of the handshake.
-async fn get(client: &Client, protocols: &[&str], at: SocketAddr, path: &str) -> std::io::Result<String> {
-    let mut client = client.clone();
-    client.0.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
-    in_time("there is an answer", async {
-        let mut stream = client.connect(at).await?;
-        let request = format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).await?;
-        Ok(String::from_utf8_lossy(&answer).into_owned())
-    })
-    .await
+async fn get(client: &Client, protocols: &[&str], at: SocketAddr, path: &str) -> std::io::Result<Answer> {
+    let stream = in_time("there is a connection", client.clone().speaking(protocols).connect(at)).await?;
+    http::get(at, path).sent_on(stream).await
 }
 
 #[tokio::test]
@@ -34,15 +25,17 @@ async fn the_http_and_debug_listeners_speak_tls_without_client_certificates() {
     for protocols in [&[][..], &["http/1.1"], &["h2", "http/1.1"]] {
         for (at, path) in [(http, "/healthcheck"), (http, "/metrics"), (debug, "/rlconfig")] {
             let answer = get(&client, protocols, at, path).await.expect("a handshake");
-            assert!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+            assert!(answer.status == 200, "{path}: {answer}");
         }
     }
     let refused = get(&client, &["h2"], http, "/healthcheck").await.expect_err("it speaks no HTTP/2");
     assert!(refused.to_string().contains("NoApplicationProtocol"), "{refused}");
     let page = get(&client, &[], http, "/metrics").await.expect("a handshake");
     let counted = |outcome: &str| format!("tidegate_tls_handshakes_total{{outcome=\"{outcome}\"}} ");
-    let others =
-        page.lines().find_map(|line| line.strip_prefix(&counted("full")).or(line.strip_prefix(&counted("resumed"))));
+    let others = page
+        .body
+        .lines()
+        .find_map(|line| line.strip_prefix(&counted("full")).or(line.strip_prefix(&counted("resumed"))));
     assert!(others.is_some() && page.contains(&format!("{}1", counted("alpn"))), "{page}");
     let plain = said(http, "GET /healthcheck HTTP/1.1\r\nhost: a\r\n\r\n").await;
     assert!(!plain.contains("200"), "{plain}");

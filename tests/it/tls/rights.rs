@@ -13,8 +13,9 @@ use tonic::{Code, Status};
 
 use super::client::Client;
 use super::{MUTUAL, Secured};
+use crate::http;
 use crate::redis::certificates::Authority;
-use crate::support::{Tidegate, eventually, in_time, output, repository, rule_file, said};
+use crate::support::{Tidegate, directory, eventually, in_time, output, repository, rule_file};
 
 /// Limits that no cell uses up.
 const RULES: &str = "domain: edge
@@ -23,12 +24,7 @@ descriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 10 } }]
 
 /// These limits in the domains `edge` and `other`.
 fn rules() -> TempDir {
-    let directory = tempfile::tempdir().expect("a directory");
-    for domain in ["edge", "other"] {
-        let file = directory.path().join(format!("{domain}.yaml"));
-        std::fs::write(file, RULES.replace("edge", domain)).expect("it is written");
-    }
-    directory
+    directory(["edge", "other"].map(|domain| (format!("{domain}.yaml"), RULES.replace("edge", domain))))
 }
 
 const CALLERS: &str = "callers:
@@ -179,15 +175,12 @@ async fn over_json(server: &Tidegate, request: RateLimitRequest) -> Option<(u32,
         descriptor["limit"] = serde_json::json!({ "requestsPerUnit": limit.requests_per_unit, "unit": "DAY" });
     }
     let body = serde_json::json!({ "domain": request.domain, "descriptors": [descriptor] }).to_string();
-    let text =
-        format!("POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len());
-    let answer = said(server.http, &text).await;
-    if answer.starts_with("HTTP/1.1 403 ") {
+    let answer = http::post(server.http, "/json", body).await;
+    if answer.status == 403 {
         assert!(answer.contains("CALLERS_FILE"), "{answer}");
         return None;
     }
-    let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
-    let answer: serde_json::Value = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"));
+    let answer = answer.json();
     let number = |value: &serde_json::Value| value.as_u64().and_then(|number| u32::try_from(number).ok()).unwrap_or(0);
     let status = &answer["statuses"][0];
     Some((number(&status["currentLimit"]["requestsPerUnit"]), number(&status["limitRemaining"])))
@@ -243,12 +236,11 @@ async fn callers_without_tls_are_anonymous() {
 async fn json_is_closed_unless_anonymous_is_granted_something() {
     let file = File::new("callers: [{ names: [a.example], domains: [edge] }]\n");
     let server = secured(&file).await;
-    let answer = said(server.tidegate.http, "GET /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
-    assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains("grants nothing to `anonymous`"), "{answer}");
+    let answer = http::get(server.tidegate.http, "/json").await;
+    assert!(answer.status == 403 && answer.contains("grants nothing to `anonymous`"), "{answer}");
     for path in ["/healthcheck", "/metrics"] {
-        let answer =
-            said(server.tidegate.http, &format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")).await;
-        assert!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+        let answer = http::get(server.tidegate.http, path).await;
+        assert!(answer.status == 200, "{path}: {answer}");
     }
     let channel = certified(&server, &["a.example"]).channel(server.tidegate.grpc);
     call(&channel, request("edge", descriptor("a"))).await.expect("it is granted");

@@ -12,6 +12,7 @@ use tidegate::proto::ratelimit::config::ratelimit::v3::{
 
 use super::plane::{Plane, response, start};
 use crate::conformance::{PLAIN, QUIRKS, differences, failed, passed, run};
+use crate::support::rule_file;
 
 /// Cases that a resource cannot state: it has no `share_threshold`, no `value_to_metric` and no second document.
 const LEFT_OUT: [&str; 8] = [
@@ -149,8 +150,6 @@ async fn rules_from_a_control_plane_give_the_answers_of_rule_files() {
 
 #[tokio::test]
 async fn an_empty_overlay_over_rules_from_a_control_plane_changes_no_answer() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let overlay = directory.path().join("overlay.yaml");
-    std::fs::write(&overlay, "empty_overlay: true\n").expect("it is written");
-    assert_same_answers(&[("RULES_OVERLAY", overlay.to_str().expect("a path of text"))]).await;
+    let overlay = rule_file("empty_overlay: true\n");
+    assert_same_answers(&[("RULES_OVERLAY", overlay.path().to_str().expect("a path of text"))]).await;
 }

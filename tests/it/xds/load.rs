@@ -4,16 +4,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::DescriptorStatus;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use envoy_types::pb::google::protobuf::UInt64Value;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::DescriptorStatus;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::proto::ratelimit::config::ratelimit::v3::{RateLimitConfig, RateLimitUnit};
 use tokio::task::JoinSet;
 
 use super::plane::{Plane, limit, response, start};
+use crate::http;
 use crate::support::{Tidegate, by_tier, eventually};
 
 const KEYS: [&str; 2] = ["user", "path"];
@@ -42,8 +42,8 @@ async fn ask(server: &Tidegate, numbers: Arc<Numbers>) -> u32 {
     let address = format!("http://{}", server.grpc);
     let mut client = RateLimitServiceClient::connect(address).await.expect("it listens");
     let descriptor = |key: &str| RateLimitDescriptor {
-        entries: vec![Entry { key: key.to_owned(), value: "a".to_owned() }],
-        hits_addend: Some(UInt64Value { value: 0 }),
+        entries: vec![Entry { key: key.to_owned().into(), value: "a".into() }],
+        hits_addend: Some(0),
         ..RateLimitDescriptor::default()
     };
     let request = RateLimitRequest {
@@ -131,9 +131,7 @@ async fn pushes_and_changes_of_the_overlay_give_no_wrong_mixed_or_stale_answer()
     assert!(calls > pushes, "{calls} calls");
     eventually("the last overlay is in force", async || {
         let body = r#"{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"a"}],"hitsAddend":"0"}]}"#;
-        let head =
-            format!("POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
-        crate::support::said(server.http, &(head + body))
+        http::post(server.http, "/json", body)
             .await
             .contains(&format!("\"limitRemaining\":{}", pushes + 1))
             .then_some(())

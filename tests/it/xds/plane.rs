@@ -4,14 +4,12 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use envoy_types::pb::envoy::service::discovery::v3::aggregated_discovery_service_server::{
-    AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
-};
-use envoy_types::pb::envoy::service::discovery::v3::{
-    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
-};
 use futures_util::{Stream, StreamExt, stream};
 use prost::Message;
+use tidegate::proto::envoy::service::discovery::v3::aggregated_discovery_service_server::{
+    AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
+};
+use tidegate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use tidegate::proto::ratelimit::config::ratelimit::v3::{
     RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
 };
@@ -22,8 +20,9 @@ use tonic::metadata::MetadataMap;
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::http::{self, Answer};
 use crate::redis::certificates::{Authority, Issued};
-use crate::support::{Tidegate, eventually, in_time, said};
+use crate::support::{Tidegate, eventually, in_time};
 
 /// Type of the resources.
 pub const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
@@ -72,12 +71,9 @@ impl Drop for Plane {
     }
 }
 
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-
 #[tonic::async_trait]
 impl AggregatedDiscoveryService for Service {
-    type StreamAggregatedResourcesStream = Answers<DiscoveryResponse>;
-    type DeltaAggregatedResourcesStream = Answers<DeltaDiscoveryResponse>;
+    type StreamAggregatedResourcesStream = Pin<Box<dyn Stream<Item = Result<DiscoveryResponse, Status>> + Send>>;
 
     async fn stream_aggregated_resources(
         &self,
@@ -94,13 +90,6 @@ impl AggregatedDiscoveryService for Service {
         });
         let answers = stream::unfold(receive, async |mut receive| Some((receive.recv().await?, receive)));
         Ok(Response::new(Box::pin(answers)))
-    }
-
-    async fn delta_aggregated_resources(
-        &self,
-        _: Request<Streaming<DeltaDiscoveryRequest>>,
-    ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
-        Err(Status::unimplemented("state of the world only"))
     }
 }
 
@@ -178,10 +167,8 @@ pub fn limit(name: &str, domain: &str, unit: RateLimitUnit, requests_per_unit: u
 
 /// A response with these resources.
 pub fn response(version: &str, nonce: &str, resources: &[RateLimitConfig]) -> Result<DiscoveryResponse, Status> {
-    let any = |config: &RateLimitConfig| envoy_types::pb::google::protobuf::Any {
-        type_url: TYPE_URL.to_owned(),
-        value: config.encode_to_vec(),
-    };
+    let any =
+        |config: &RateLimitConfig| prost_types::Any { type_url: TYPE_URL.to_owned(), value: config.encode_to_vec() };
     Ok(DiscoveryResponse {
         version_info: version.to_owned(),
         nonce: nonce.to_owned(),
@@ -204,16 +191,12 @@ pub async fn rlconfig(server: &Tidegate) -> String {
 
 /// The debug page at `path`.
 pub async fn page(server: &Tidegate, path: &str) -> String {
-    let page =
-        said(server.debug, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await;
-    page.split_once("\r\n\r\n").map_or(String::new(), |(_, body)| body.trim().to_owned())
+    http::get(server.debug, path).await.body.trim().to_owned()
 }
 
-/// Status and body of a call for `user` in `edge`.
-pub async fn call(server: &Tidegate) -> String {
-    let body = r#"{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"a"}]}]}"#;
-    let head = format!("POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
-    said(server.http, &(head + body)).await
+/// The answer to a call for `user` in `edge`.
+pub async fn call(server: &Tidegate) -> Answer {
+    http::post(server.http, "/json", http::descriptor("edge", &[("user", "a")])).await
 }
 
 /// Starts a process with these variables.

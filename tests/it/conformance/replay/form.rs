@@ -1,17 +1,16 @@
 //! The form in which requests and answers were recorded; tests/conformance/README.md describes it.
 
-use envoy_types::pb::envoy::config::core::v3::HeaderValue;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use envoy_types::pb::google::protobuf::value::Kind;
-use envoy_types::pb::google::protobuf::{Struct, UInt64Value, Value as Protobuf};
 use serde_json::{Value, json};
+use tidegate::proto::envoy::config::core::v3::HeaderValue;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
+use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tonic::{Code as Failure, Status};
 
 use super::{list, number, text};
+use crate::wire;
 
 /// A recorded request, as it was sent.
 pub fn request(recorded: &Value) -> RateLimitRequest {
@@ -23,13 +22,16 @@ pub fn request(recorded: &Value) -> RateLimitRequest {
 }
 
 fn descriptor(recorded: &Value) -> RateLimitDescriptor {
-    let entry = |entry: &Value| Entry { key: text(&entry[0]), value: text(&entry[1]) };
-    let limit =
-        |limit: &Value| RateLimitOverride { requests_per_unit: number(&limit[0]), unit: unit(&text(&limit[1])).into() };
+    let entry = |entry: &Value| Entry { key: text(&entry[0]).into(), value: text(&entry[1]).into() };
+    let limit = |limit: &Value| RateLimitOverride {
+        requests_per_unit: number(&limit[0]),
+        unit: unit(&text(&limit[1])).into(),
+        unit_multiplier: None,
+    };
     RateLimitDescriptor {
         entries: list(&recorded["entries"]).iter().map(entry).collect(),
         limit: recorded.get("limit").map(limit),
-        hits_addend: recorded.get("hits").map(|hits| UInt64Value { value: number(hits) }),
+        hits_addend: recorded.get("hits").map(number),
         is_negative_hits: false,
     }
 }
@@ -49,7 +51,7 @@ pub fn recorded(answer: Result<RateLimitResponse, Status>) -> Value {
         "code": code(answer.overall_code()),
         "statuses": answer.statuses.iter().map(status).collect::<Vec<_>>(),
         "headers": answer.response_headers_to_add.iter().map(header).collect::<Vec<_>>(),
-        "metadata": answer.dynamic_metadata.map(object),
+        "metadata": answer.dynamic_metadata.map(wire::json),
         "other": [answer.request_headers_to_add.len(), answer.raw_body.len()],
     })
 }
@@ -73,19 +75,4 @@ fn status(status: &DescriptorStatus) -> Value {
         .map(|limit| json!([limit.requests_per_unit, limit.unit().as_str_name().to_lowercase(), limit.name]));
     let reset = status.duration_until_reset.as_ref().map(|reset| reset.seconds as f64 + f64::from(reset.nanos) / 1e9);
     json!({ "code": code(status.code()), "limit": limit, "remaining": status.limit_remaining, "reset": reset })
-}
-
-fn object(object: Struct) -> Value {
-    Value::Object(object.fields.into_iter().map(|(name, field)| (name, plain(field))).collect())
-}
-
-fn plain(value: Protobuf) -> Value {
-    match value.kind {
-        None | Some(Kind::NullValue(_)) => Value::Null,
-        Some(Kind::NumberValue(number)) => json!(number),
-        Some(Kind::StringValue(text)) => Value::String(text),
-        Some(Kind::BoolValue(flag)) => Value::Bool(flag),
-        Some(Kind::StructValue(fields)) => object(fields),
-        Some(Kind::ListValue(list)) => list.values.into_iter().map(plain).collect(),
-    }
 }
