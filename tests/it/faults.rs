@@ -131,7 +131,7 @@ async fn failing(load: &Load, broken: Duration) {
 }
 
 /// Which policies answered in the place of the store.
-fn policies(answer: &RateLimitResponse) -> Vec<String> {
+pub fn policies(answer: &RateLimitResponse) -> Vec<String> {
     use prost_types::value::Kind;
     let fields = answer.dynamic_metadata.as_ref().map(|metadata| &metadata.fields);
     let Some(Kind::ListValue(list)) =

@@ -273,7 +273,14 @@ impl Single {
         assert_eq!(cli(&url, &["CLIENT", "KILL", "TYPE", "replica"]).await, "1");
     }
 
-    /// The same, but does not wait until it has loaded what it kept.
+    /// Ends the cut.
+    pub async fn rejoin(&self) {
+        self.partition.as_ref().expect("restarted to be cut").set(false);
+        let url = format!("redis://default:nobody%20knows@{}", self.address());
+        assert_eq!(cli(&url, &["CONFIG", "SET", "requirepass", ""]).await, "OK");
+    }
+
+    /// Restarts it, but does not wait until it has loaded what it kept.
     pub async fn restart_unready(&mut self) {
         if !self.process.has_ended() {
             self.signal(Signal::KILL);
