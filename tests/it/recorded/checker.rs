@@ -13,8 +13,9 @@ mod tests;
 pub type Time = u64;
 
 pub const SECOND: Time = 1_000_000;
-/// The longest time for which a call may wait for its answer, on a machine that does other things too.
+/// The longest time for which a call may wait for its answer, and that in medians: where every other call takes long, the machine is busy.
 const IN_TIME: Time = 5 * SECOND;
+const IN_TIME_MEDIANS: Time = 10;
 /// The time after an answer by policy in which the charge may still be executed: a server finds a command late by its deadline, in RESP2 up
 /// to 1 s after it.
 const LATE: Time = 1_500_000;
@@ -222,7 +223,8 @@ impl History {
 
     /// The promises that were not kept.
     pub fn check(&self) -> Vec<Breach> {
-        let mut breaches: Vec<_> = self.calls.iter().filter_map(|call| self.answer(call)).collect();
+        let in_time = IN_TIME + IN_TIME_MEDIANS * self.median();
+        let mut breaches: Vec<_> = self.calls.iter().filter_map(|call| self.answer(call, in_time)).collect();
         for number in 0..self.counters.len() {
             breaches.extend(self.too_many(number));
             breaches.extend(self.too_many_by_local(number));
@@ -233,15 +235,22 @@ impl History {
         breaches
     }
 
+    /// The time that every other call took at least.
+    pub fn median(&self) -> Time {
+        let mut times: Vec<_> = self.calls.iter().map(|call| call.answered - call.sent).collect();
+        times.sort_unstable();
+        times.get(times.len() / 2).copied().unwrap_or(0)
+    }
+
     /// Checks that a call was answered in time, and as its policy says.
-    fn answer(&self, call: &Call) -> Option<Breach> {
+    fn answer(&self, call: &Call, in_time: Time) -> Option<Breach> {
         let policies: Vec<_> = call.counters.iter().map(|counter| self.counters[*counter].policy).collect();
         let is_killed = |fault: &&Fault| fault.killed == Some(call.instance) && fault.touches(call.sent, call.answered);
         if self.faults.iter().any(|fault| is_killed(&fault)) {
             return None;
         }
         let what = match &call.answer {
-            _ if call.answered - call.sent > IN_TIME => "is answered too late",
+            _ if call.answered - call.sent > in_time => "is answered too late",
             Answer::Failed(Code::Unavailable) if policies.contains(&"error") => return None,
             Answer::Failed(_) => "ends with an error",
             Answer::Policy { names, .. } if !names.iter().all(|name| policies.contains(&&**name)) => {

@@ -177,7 +177,12 @@ fn a_refusal_at_rest_is_found_where_hits_may_be_leased_or_given_back() {
 #[test]
 fn answers_that_are_late_or_wrong_are_found() {
     let call = |answer| history(counter(Counting::SlidingLog)).call([0, 1], 1, answer);
-    history(counter(Counting::SlidingLog)).call([0, 5_001], 1, Answer::Admitted).assert_broken("answered too late");
+    let slow =
+        |at| history(counter(Counting::SlidingLog)).call([0, at], 1, Answer::Admitted).admitted(0, 1).admitted(0, 1);
+    slow(5_000).assert_kept();
+    slow(5_001).assert_broken("answered too late");
+    // Where others take a second as well, it may be the machine.
+    (0..4).fold(slow(5_001), |history, _| history.call([0, 1_000], 1, Answer::Admitted)).assert_kept();
     call(Answer::Failed(Code::Unavailable)).assert_broken("ends with an error");
     call(policy("open", true)).assert_broken("a policy that its rule does not name");
     call(policy("closed", true)).assert_broken("admitted by the policy `closed`");
