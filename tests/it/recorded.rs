@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use prost_types::value::Kind;
+use prost_types::value::Kind::{StringValue, StructValue};
 use tempfile::TempDir;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code as Outcome;
@@ -16,14 +16,12 @@ use tokio::time::{Instant, sleep};
 use tonic::{Code, Request};
 
 use self::checker::{Answer, Call, Fault, History, Time};
-use self::faults::{Done, KINDS};
+use self::faults::{Done, Kind};
 use self::rules::{Ask, Rules};
 use crate::faults::policies;
+use crate::faults::table::Site;
 use crate::load::{Load, alone};
-use crate::redis::cluster::{Cluster, NAMES_NO_HOST};
-use crate::redis::proxy::Proxy;
 use crate::support::{Tidegate, eventually};
-use crate::topology::APART;
 
 mod checker;
 mod faults;
@@ -83,9 +81,8 @@ struct Callers {
 }
 
 struct World {
-    cluster: Cluster,
-    /// In front of each node, for the first instance.
-    proxies: Vec<Proxy>,
+    /// The cluster; its proxies are for the first instance.
+    site: Site,
     addresses: [String; INSTANCES],
     instances: Vec<Tidegate>,
     callers: Vec<Callers>,
@@ -101,19 +98,13 @@ struct World {
 
 impl World {
     async fn start(seed: u64) -> Self {
-        let mut cluster = Cluster::start_with(&[NAMES_NO_HOST, &["--cluster-node-timeout", "2000"]].concat()).await;
-        for node in 0..cluster.nodes().len() {
-            cluster.node_mut(node).restart_cuttable().await;
-        }
-        let proxies = cluster.proxies(APART).await;
-        let apart: Vec<_> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
-        let direct = cluster.addresses();
+        let site = Site::start_with(&["--cluster-node-timeout", "2000"]).await;
+        let (apart, direct) = (site.apart(), site.cluster.addresses());
         let rules = Rules::new();
         let history = History { counters: rules.counters.clone(), instances: INSTANCES as u64, ..History::default() };
         let mut world = Self {
-            cluster,
-            proxies,
-            addresses: [apart.join(","), direct.clone(), direct],
+            site,
+            addresses: [apart, direct.clone(), direct],
             instances: Vec::new(),
             callers: Vec::new(),
             rules,
@@ -184,13 +175,12 @@ impl World {
         while began.elapsed() < length {
             sleep(Duration::from_millis(self.random.u64(200..1_000))).await;
             if kinds.is_empty() {
-                kinds.extend(KINDS);
+                kinds = Kind::all();
                 self.random.shuffle(&mut kinds);
             }
             let kind = kinds.pop().expect("there are some");
             let from = self.clock.now();
-            let Done { forgotten, moved, killed } = self.make(kind).await;
-            self.is_whole().await;
+            let Done { name, forgotten, moved, killed } = self.make(kind).await;
             let (now, to) = (self.masters().await, self.clock.now());
             let slots = self.rules.slots.iter().enumerate();
             let of = |is_such: &dyn Fn(usize, &u16) -> bool| -> Vec<usize> {
@@ -200,7 +190,7 @@ impl World {
             let replaced = of(&|counter, slot| {
                 now[counter] != masters[counter] && !moved.contains(slot) && !forgotten.contains(slot)
             });
-            self.history.faults.push(Fault { name: format!("{kind:?}"), from, to, forgotten: lost, killed });
+            self.history.faults.push(Fault { name, from, to, forgotten: lost, killed });
             if !replaced.is_empty() {
                 // A machine that is busy for long makes a cluster replace masters by itself.
                 let name = "a failover that nobody asked for".to_owned();
@@ -212,7 +202,7 @@ impl World {
 
     /// The master of each counter.
     async fn masters(&self) -> Vec<usize> {
-        let shards = self.cluster.shards().await;
+        let shards = self.site.cluster.shards().await;
         let master = |slot: &u16| shards.iter().find(|shard| shard.owns(*slot)).expect("somebody owns it").master;
         self.rules.slots.iter().map(master).collect()
     }
@@ -247,8 +237,8 @@ impl World {
     async fn find_endless(&mut self) {
         let script = "local all = {} for _, key in ipairs(redis.call('KEYS', '*')) do \
                       if redis.call('PTTL', key) == -1 then all[#all + 1] = key end end return all";
-        for shard in self.cluster.shards().await {
-            let keys = self.cluster.nodes()[shard.master].cli(&["EVAL", script, "0"]).await;
+        for shard in self.site.cluster.shards().await {
+            let keys = self.site.cluster.nodes()[shard.master].cli(&["EVAL", script, "0"]).await;
             self.history.endless.extend(keys.lines().filter(|key| !key.is_empty()).map(str::to_owned));
         }
     }
@@ -279,9 +269,9 @@ fn recorded(instance: usize, ask: &Ask, [sent, answered]: [Time; 2], answer: &Re
 fn provenance(answer: &RateLimitResponse) -> String {
     let metadata = answer.dynamic_metadata.as_ref();
     let decision = metadata.and_then(|metadata| metadata.fields.get("decision")?.kind.as_ref());
-    let Some(Kind::StructValue(decision)) = decision else { return "unknown".to_owned() };
+    let Some(StructValue(decision)) = decision else { return "unknown".to_owned() };
     match decision.fields.get("provenance").and_then(|value| value.kind.as_ref()) {
-        Some(Kind::StringValue(name)) => name.clone(),
+        Some(StringValue(name)) => name.clone(),
         _ => "unknown".to_owned(),
     }
 }
@@ -299,8 +289,9 @@ fn summary(seed: u64, history: &History) -> String {
     let names: Vec<_> = faults.iter().map(|fault| &*fault.name).collect();
     format!(
         "seed {seed}: {} calls, {admitted} admitted ({leased} by leases), {refused} refused, {by_policy} by policy, {failed} failed; \
-         {} faults: {}; longest answer: {}",
+         median {} ms; {} faults: {}; longest answer: {}",
         calls.len(),
+        history.median() / 1_000,
         faults.len(),
         names.join(", "),
         longest.unwrap_or_default()

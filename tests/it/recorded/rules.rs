@@ -2,11 +2,10 @@
 
 use std::fmt::Write;
 
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 
 use super::checker::{Counter, Counting, SECOND, Time};
+use crate::faults::request;
 use crate::topology::slot_of;
 
 /// The time for which a lease may be spent.
@@ -170,12 +169,10 @@ impl Rules {
                     let first = all.asks.len() - VALUES.len() + value;
                     let ask = &mut all.asks[first];
                     ask.counters.extend(counters);
-                    ask.request.descriptors.push(descriptor(&rule.key, &text));
+                    ask.request.descriptors.extend(request(&rule.key, &text).descriptors);
                     continue;
                 }
-                let descriptors = vec![descriptor(&rule.key, &text)];
-                let request = RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 0 };
-                all.asks.push(Ask { request, counters, hits: 1 });
+                all.asks.push(Ask { request: request(&rule.key, &text), counters, hits: 1 });
                 all.weights.push(weight * all.rules[place].weight);
             }
         }
@@ -215,10 +212,4 @@ impl Ask {
         ask.request.hits_addend = u32::try_from(hits).expect("it is small");
         ask
     }
-}
-
-fn descriptor(key: &str, value: &str) -> RateLimitDescriptor {
-    let bytes = |text: &str| text.as_bytes().to_vec().into();
-    let entries = vec![Entry { key: bytes(key), value: bytes(value) }];
-    RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }
 }
