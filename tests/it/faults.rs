@@ -21,7 +21,7 @@ use tonic::transport::Channel;
 
 use crate::load::{Call, Calls, Load};
 use crate::redis::Single;
-use crate::support::{Tidegate, eventually};
+use crate::support::{Tidegate, eventually, rule_file};
 
 mod busy;
 mod clocks;
@@ -34,6 +34,7 @@ mod refusals;
 mod restart;
 mod shared;
 mod slow;
+pub mod table;
 mod undo;
 
 /// The policies, each the key of a rule that has it.
@@ -68,13 +69,7 @@ fn rules_and(algorithm: &str, hourly: &[&str]) -> NamedTempFile {
     };
     let yearly = POLICIES.map(|policy| rule(policy, "year", algorithm, policy)).concat();
     let hourly: String = hourly.iter().map(|algorithm| rule(algorithm, "hour", algorithm, "open")).collect();
-    written(&format!("domain: d\ndescriptors:\n{yearly}{hourly}"))
-}
-
-fn written(rules: &str) -> NamedTempFile {
-    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    std::fs::write(file.path(), rules).expect("it is written");
-    file
+    rule_file(&format!("domain: d\ndescriptors:\n{yearly}{hourly}"))
 }
 
 /// A Tidegate in front of the Redis at a URL.
@@ -87,7 +82,7 @@ async fn tidegate_with(rules: &Path, variables: &[(&str, &str)]) -> Tidegate {
     Tidegate::start(rules, &variables).await
 }
 
-fn request(key: &str, value: &str) -> RateLimitRequest {
+pub fn request(key: &str, value: &str) -> RateLimitRequest {
     let bytes = |text: &str| text.as_bytes().to_vec().into();
     let entries = vec![Entry { key: bytes(key), value: bytes(value) }];
     let descriptors = vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }];
@@ -131,7 +126,7 @@ async fn failing(load: &Load, broken: Duration) {
 }
 
 /// Which policies answered in the place of the store.
-fn policies(answer: &RateLimitResponse) -> Vec<String> {
+pub fn policies(answer: &RateLimitResponse) -> Vec<String> {
     use prost_types::value::Kind;
     let fields = answer.dynamic_metadata.as_ref().map(|metadata| &metadata.fields);
     let Some(Kind::ListValue(list)) =

@@ -23,8 +23,8 @@ use tokio::time::{Instant, sleep};
 use self::network::{Far, Link, Shared, Virtual};
 use crate::histories;
 
-mod cluster;
-mod faults;
+pub mod cluster;
+pub mod faults;
 mod network;
 mod redis;
 

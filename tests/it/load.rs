@@ -154,6 +154,11 @@ impl Load {
         Self { began, calls, stop, is_over }
     }
 
+    /// The moment at which it began, from which its calls count their times.
+    pub fn began(&self) -> Instant {
+        self.began
+    }
+
     /// How long it has gone on: the moment, in its calls' time.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()

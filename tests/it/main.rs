@@ -85,6 +85,8 @@ mod policy;
 mod prometheus;
 /// A client in another language, with nothing but the address.
 mod python;
+/// Histories of three instances on a cluster under faults, and a checker of every bound.
+mod recorded;
 /// Rules that change while they are in force: whole or not at all, and nobody waits.
 mod reload;
 /// Instances that are replaced one after the other behind an Envoy that fails closed: no request notices.

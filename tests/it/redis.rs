@@ -151,8 +151,11 @@ impl Single {
         directory: TempDir,
         arguments: Vec<OsString>,
     ) -> Self {
-        let process = Self::spawn(&directory, clock.as_ref(), None, &arguments);
-        let mut single = Self { process, ports, password, clock, partition: None, arguments, directory };
+        // A node of a cluster can be cut from the others, unless it has a clock of its own.
+        let is_node = arguments.iter().any(|argument| argument == "--cluster-enabled");
+        let partition = (is_node && clock.is_none()).then(Partition::new);
+        let process = Self::spawn(&directory, clock.as_ref(), partition.as_ref(), &arguments);
+        let mut single = Self { process, ports, password, clock, partition, arguments, directory };
         single.answers().await;
         single
     }
@@ -227,6 +230,12 @@ impl Single {
         cli(&self.url(), command).await
     }
 
+    /// Sends a command, and waits for no reply.
+    pub fn send(&self, command: &'static [&'static str]) {
+        let url = self.url();
+        tokio::spawn(async move { cli(&url, command).await });
+    }
+
     /// The numbers of a counter of Tidegate, such as `29735 17`; empty if there is none.
     pub async fn counter(&self, key: &str) -> String {
         let read = "local all, text = {}, redis.call('GET', KEYS[1]) or '' for at = 1, #text, 8 do \
@@ -258,22 +267,23 @@ impl Single {
         self.answers().await;
     }
 
-    /// Restarts it so that it can be cut from its cluster; it has no clock of its own.
-    pub async fn restart_cuttable(&mut self) {
-        self.partition = Some(Partition::new());
-        self.restart().await;
-    }
-
     /// Cuts it from the nodes of its cluster, and from its replicas: it hears of nobody, and clients that it knows of it.
     pub async fn cut(&self) {
         // The replica comes again, and is not let in.
         assert_eq!(self.cli(&["CONFIG", "SET", "requirepass", "nobody knows"]).await, "OK");
-        self.partition.as_ref().expect("restarted to be cut").set(true);
+        self.partition.as_ref().expect("a node without a clock of its own").set(true);
         let url = format!("redis://default:nobody%20knows@{}", self.address());
         assert_eq!(cli(&url, &["CLIENT", "KILL", "TYPE", "replica"]).await, "1");
     }
 
-    /// The same, but does not wait until it has loaded what it kept.
+    /// Ends the cut.
+    pub async fn rejoin(&self) {
+        self.partition.as_ref().expect("a node without a clock of its own").set(false);
+        let url = format!("redis://default:nobody%20knows@{}", self.address());
+        assert_eq!(cli(&url, &["CONFIG", "SET", "requirepass", ""]).await, "OK");
+    }
+
+    /// Restarts it, but does not wait until it has loaded what it kept.
     pub async fn restart_unready(&mut self) {
         if !self.process.has_ended() {
             self.signal(Signal::KILL);

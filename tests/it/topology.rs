@@ -22,10 +22,11 @@ use tonic::transport::Channel;
 use crate::load::{Call, Calls, Load};
 use crate::redis::cluster::{Cluster, NAMES_NO_HOST, Shard, slot};
 use crate::redis::proxy::Proxy;
-use crate::support::{Tidegate, eventually, in_time};
+use crate::support::{Tidegate, eventually, in_time, rule_file};
 
 mod keys;
 pub mod masters;
+mod nodes;
 mod paths;
 mod slots;
 mod undo;
@@ -120,8 +121,7 @@ impl Instance {
 
     /// The same, which does not wait for a cluster that decides.
     async fn launch(addresses: &str, more: &[(&str, &str)]) -> Self {
-        let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-        std::fs::write(file.path(), rules()).expect("it is written");
+        let file = rule_file(&rules());
         // Whatever the cluster does not decide fails.
         let policy = ("ON_STORE_OVERLOAD", "error");
         let own = [("REDIS_TYPE", "cluster"), ("REDIS_URL", addresses), ("LOG_LEVEL", "warn"), policy];
@@ -265,6 +265,15 @@ impl Account {
 async fn more(load: &Load, calls: usize) {
     let from = load.so_far().count();
     eventually("calls are answered", async || (load.so_far().count() >= from + calls).then_some(())).await;
+}
+
+/// Waits until the store decides calls of a shard that were due after a moment.
+async fn exact_again(load: &Load, counters: &Counters, master: usize, moment: Duration) {
+    eventually("the shard is exact again", async || {
+        let calls = load.since(moment).such_that(|call| call.due > moment && counters.is_on(call, master));
+        (calls.such_that(|call| call.answer.is_ok()).count() > 20).then_some(())
+    })
+    .await;
 }
 
 /// When the last of the calls that failed between two moments was due, if any did.

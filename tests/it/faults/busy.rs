@@ -6,7 +6,7 @@ use tempfile::NamedTempFile;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code as Outcome;
 
-use super::{Asker, ENVOY, is_counted, lasting, metric, openings, request, written};
+use super::{Asker, ENVOY, is_counted, lasting, metric, openings, request, rule_file};
 use crate::load::{Calls, Load, alone};
 use crate::redis::Single;
 use crate::redis::paced::Paced;
@@ -69,7 +69,7 @@ async fn a_redis_at_its_limit_goes_on_deciding_and_who_was_refused_stays_refused
     let _alone = alone().await;
     let redis = Single::start(&[]).await;
     let paced = Paced::start(redis.address(), CAPACITY);
-    let rules = written(RULES);
+    let rules = rule_file(RULES);
     let server = start(&rules, &paced).await;
     for key in ["victim", "gcra"] {
         exhaust(&server, key).await;
@@ -108,7 +108,7 @@ async fn a_client_that_is_refused_and_goes_on_costs_redis_two_commands_a_second(
     let _alone = alone().await;
     let redis = Single::start(&[]).await;
     let paced = Paced::start(redis.address(), 100_000);
-    let rules = written(RULES);
+    let rules = rule_file(RULES);
     let server = start(&rules, &paced).await;
     exhaust(&server, "victim").await;
     let (before, load) =
@@ -135,7 +135,7 @@ async fn three_instances_of_a_redis_at_its_limit_admit_at_most_one_limit_more_an
     let _alone = alone().await;
     let redis = Single::start(&[]).await;
     let paced = Paced::start(redis.address(), CAPACITY);
-    let (rules, url) = (written(RULES), paced.address().to_string());
+    let (rules, url) = (rule_file(RULES), paced.address().to_string());
     let variables = [("REDIS_URL", url.as_str()), ("REPLICAS", "3"), ("LOG_LEVEL", "warn")];
     let begin = async || Tidegate::start(rules.path(), &variables).await;
     let servers = [begin().await, begin().await, begin().await];
@@ -183,7 +183,7 @@ async fn counts(server: &Tidegate, instances: f64) {
 #[tokio::test]
 async fn instances_count_themselves() {
     let redis = Single::start(&[]).await;
-    let rules = written(RULES);
+    let rules = rule_file(RULES);
     let url = redis.address().to_string();
     let begin = async || Tidegate::start(rules.path(), &[("REDIS_URL", &url)]).await;
     let (one, other) = (begin().await, begin().await);
@@ -199,7 +199,7 @@ async fn instances_count_themselves() {
 #[tokio::test]
 async fn two_instances_that_became_six_admit_one_limit_together_when_redis_goes() {
     let redis = Single::start(&[]).await;
-    let (rules, url) = (written(RULES), redis.address().to_string());
+    let (rules, url) = (rule_file(RULES), redis.address().to_string());
     let begin = async || Tidegate::start(rules.path(), &[("REDIS_URL", &url)]).await;
     let mut servers = vec![begin().await, begin().await];
     for server in &servers {

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tokio::time::Instant;
 
-use super::{Asker, Outcome, policies, request, tidegate_with, written};
+use super::{Asker, Outcome, policies, request, rule_file, tidegate_with};
 use crate::redis::Single;
 use crate::redis::cluster::Cluster;
 use crate::support::eventually;
@@ -20,7 +20,7 @@ const CALLERS: usize = 16;
 
 /// The rules of an edge with each limit on its own: by the address, and by a user that the client makes up. All policies are the defaults.
 fn rules(charging: &str) -> tempfile::NamedTempFile {
-    written(&format!(
+    rule_file(&format!(
         "domain: d\ncharging: {charging}\ndescriptors:\n  \
          - {{ key: remote_address, rate_limit: {{ window: 1s, requests_per_unit: {LIMIT} }} }}\n  \
          - {{ key: user, rate_limit: {{ unit: day, requests_per_unit: 1000 }} }}\n",
@@ -150,7 +150,7 @@ async fn in_a_cluster_with_little_memory_a_refused_request_makes_no_counter_in_a
         let counted = join_all(masters.iter().map(|&master| users(&cluster.nodes()[master]))).await;
         counted.into_iter().sum::<usize>()
     };
-    let rules = written(
+    let rules = rule_file(
         "domain: d\ndescriptors:\n  \
          - { key: remote_address, remember_refusals: false, rate_limit: { unit: day, requests_per_unit: 1 } }\n  \
          - { key: user, rate_limit: { unit: day, requests_per_unit: 1000 } }\n",

@@ -3,7 +3,7 @@
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code as Outcome;
 
-use super::{Asker, request, tidegate_with, written};
+use super::{Asker, request, rule_file, tidegate_with};
 use crate::redis::Single;
 use crate::support::eventually;
 
@@ -51,7 +51,7 @@ async fn hits(redis: &Single, key: &str, algorithm: &str) -> u64 {
 #[tokio::test]
 async fn what_one_limit_of_a_list_refuses_is_not_counted_by_the_others_on_one_server_or_two() {
     for has_two in [false, true] {
-        let (redis, other, rules) = (Single::start(&[]).await, Single::start(&[]).await, written(RULES));
+        let (redis, other, rules) = (Single::start(&[]).await, Single::start(&[]).await, rule_file(RULES));
         let (url, other_url) = (redis.address().to_string(), other.address().to_string());
         let mut variables = vec![("REDIS_URL", url.as_str()), ("STORE_DEADLINE", "10s")];
         if has_two {

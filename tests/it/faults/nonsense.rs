@@ -9,7 +9,7 @@ use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::{Asker, POLICIES, policies, request, rules, tidegate, tidegate_with, written};
+use super::{Asker, POLICIES, policies, request, rule_file, rules, tidegate, tidegate_with};
 use crate::redis::Single;
 use crate::redis::liar::{Liar, Lie, Then};
 use crate::redis::sentinel::{MASTER, Sentinel};
@@ -224,7 +224,7 @@ async fn the_replies_to_the_largest_requests_are_never_refused() {
     let redis = Single::start(&[]).await;
     for charging in ["each", "all_or_nothing"] {
         let rule = "{ key: k, rate_limit: { unit: year, requests_per_unit: 5, algorithm: gcra } }";
-        let rules = written(&format!("domain: d\ncharging: {charging}\ndescriptors:\n  - {rule}\n"));
+        let rules = rule_file(&format!("domain: d\ncharging: {charging}\ndescriptors:\n  - {rule}\n"));
         let address = redis.address().to_string();
         let server = tidegate_with(rules.path(), &[("REDIS_URL", &address), ("STORE_DEADLINE", "10s")]).await;
         let calls = (1..=20)

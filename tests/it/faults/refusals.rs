@@ -8,8 +8,8 @@ use tokio::join;
 
 use super::{
     Asker, Books, LIMIT, MOST_CALLS, POLICIES, assert_policies, exact, failing, is_counted, lasting, late, load,
-    load_of, openings, patient_tidegate, policies, report, report_restored, request, restored, rules, rules_and,
-    settled, start_load, tidegate, tidegate_with, written,
+    load_of, openings, patient_tidegate, policies, report, report_restored, request, restored, rule_file, rules,
+    rules_and, settled, start_load, tidegate, tidegate_with,
 };
 use crate::load::alone;
 use crate::redis::Single;
@@ -94,7 +94,7 @@ async fn a_redis_without_memory_still_refuses_who_is_over_the_limit() {
 async fn a_request_refused_for_a_counter_that_cannot_be_read_spends_nothing() {
     let redis = Single::start(&[]).await;
     let limit = "rate_limit: { unit: year, requests_per_unit: 10 }";
-    let rules = written(&format!(
+    let rules = rule_file(&format!(
         "domain: d\ncharging: all_or_nothing\ndescriptors:\n  - {{ key: read, {limit} }}\n  \
          - {{ key: foreign, on_store_failure: closed, {limit} }}\n",
     ));
@@ -119,30 +119,6 @@ async fn a_request_refused_for_a_counter_that_cannot_be_read_spends_nothing() {
         (answer.statuses[0].limit_remaining == 10).then_some(())
     })
     .await;
-}
-
-#[tokio::test]
-async fn a_redis_busy_with_a_script_is_answered_for_by_policy() {
-    let _alone = alone().await;
-    let redis = Single::start(&["--busy-reply-threshold", "100"]).await;
-    let server = tidegate(&redis.address().to_string()).await;
-    let load = load(&server).await;
-    let script = redis.cli(&["EVAL", "while true do end", "0"]);
-    let killed = async {
-        says(&redis, &["PING"], "BUSY").await;
-        let broken = load.elapsed();
-        lasting(Duration::from_secs(1)).await;
-        let healed = load.elapsed();
-        assert_eq!(redis.cli(&["SCRIPT", "KILL"]).await, "OK");
-        (broken, healed)
-    };
-    let (_, (broken, healed)) = join!(script, killed);
-    exact(&load, healed).await;
-    let (calls, books) = settled(load, &redis).await;
-    let during = calls.such_that(|call| call.made >= broken && call.answered <= healed);
-    assert_eq!((during.such_that(is_counted).count(), late(&books, &calls, broken, healed)), (0, 0));
-    report("A11 busy for 1 s", &during, "0 late charges (bar 0)");
-    report_restored("A11 busy for 1 s", restored(&calls, healed));
 }
 
 #[tokio::test]

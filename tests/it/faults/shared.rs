@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tokio::task::JoinHandle;
 
-use super::{Asker, Books, LIMIT, MOST_CALLS, lasting, pause, policies, request, tidegate_with, written};
+use super::{Asker, Books, LIMIT, MOST_CALLS, lasting, pause, policies, request, rule_file, tidegate_with};
 use crate::redis::Single;
 use crate::redis::cluster::{Cluster, slot};
 use crate::redis::proxy::{Faults, Proxy};
@@ -34,7 +34,7 @@ fn rules() -> NamedTempFile {
         let policy = "on_store_failure: open, on_store_overload: open, remember_refusals: false";
         format!("  - {{ key: {key}, {policy}, rate_limit: {{ unit: year, requests_per_unit: {limit} }} }}\n")
     };
-    written(&format!(
+    rule_file(&format!(
         "domain: d\ndescriptors:\n{}{}",
         rule("open", &ENDLESS.to_string()),
         rule("few", &LIMIT.to_string())

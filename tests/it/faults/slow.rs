@@ -12,56 +12,10 @@ use tidegate::store::redis::manager::Access;
 use tidegate::store::redis::{HostNetwork, Instance, Redis};
 use tonic::Request;
 
-use super::{
-    Asker, exact, is_counted, lasting, late, load, openings, policies, report, report_restored, request, restored,
-    settled, tidegate,
-};
-use crate::load::alone;
+use super::{Asker, policies, request, tidegate};
 use crate::redis::Single;
 use crate::redis::proxy::{Faults, Proxy, Way};
 use crate::support::{Tidegate, eventually};
-
-/// How often a breaker may open and close while Redis is as slow all the time: the bar of the matrix, for a minute.
-const MOST_CHANGES: usize = 6;
-
-#[tokio::test]
-async fn a_slow_redis_decides_what_it_can_in_time_and_charges_nothing_after_it() {
-    let _alone = alone().await;
-    let redis = Single::start(&[]).await;
-    let proxy = Proxy::start(redis.address()).await;
-    let server = tidegate(&proxy.address().to_string()).await;
-    let load = load(&server).await;
-    let mut phases = Vec::new();
-    for latency_ms in [2, 8, 15, 500] {
-        let (opened, broken) = (openings(&server), load.elapsed());
-        proxy.set(Faults { to_server: Way::latency_ms(latency_ms), ..Faults::default() });
-        lasting(Duration::from_secs(2)).await;
-        let changes = 2 * (openings(&server) - opened);
-        let healed = load.elapsed();
-        proxy.heal();
-        exact(&load, healed).await;
-        phases.push((latency_ms, broken, healed, changes));
-    }
-    let (calls, books) = settled(load, &redis).await;
-    for (latency_ms, broken, healed, changes) in phases {
-        let what = format!("A3 slower by {latency_ms} ms");
-        let during = calls.such_that(|call| call.made >= broken && call.answered <= healed);
-        let counted = during.such_that(is_counted).count();
-        let exact = format!("{} of 100 decided by the store", 100 * counted / during.count());
-        if latency_ms < 10 {
-            report(&what, &during, &format!("{exact} (bar 99)"));
-            // However busy this machine is, some are in time.
-            assert!(counted > 0, "{what}");
-        } else {
-            // No charge can be there within the 10 ms that it may take.
-            let late = late(&books, &calls, broken, healed);
-            report(&what, &during, &format!("{exact} (bar 0), {late} late charges (bar 0), {changes} changes (bar 6)"));
-            assert_eq!((counted, late), (0, 0), "{what}");
-            assert!(changes <= MOST_CHANGES, "{what}: {changes}");
-        }
-        report_restored(&what, restored(&calls, healed));
-    }
-}
 
 #[tokio::test]
 async fn callers_in_a_hurry_do_not_cost_the_others_their_connection() {
@@ -81,27 +35,6 @@ async fn callers_in_a_hurry_do_not_cost_the_others_their_connection() {
     }
     assert!(patient.decided("open", "last").await);
     assert_eq!(proxy.accepted(), connections);
-}
-
-#[tokio::test]
-async fn answers_that_come_byte_by_byte_are_not_waited_for() {
-    let _alone = alone().await;
-    let redis = Single::start(&[]).await;
-    let proxy = Proxy::start(redis.address()).await;
-    let server = tidegate(&proxy.address().to_string()).await;
-    let load = load(&server).await;
-    let broken = load.elapsed();
-    let slices = Some((1, Duration::from_millis(10)));
-    proxy.set(Faults { to_client: Way { slices, ..Way::default() }, ..Faults::default() });
-    lasting(Duration::from_secs(2)).await;
-    let healed = load.elapsed();
-    proxy.heal();
-    exact(&load, healed).await;
-    let (calls, books) = settled(load, &redis).await;
-    let during = calls.such_that(|call| call.made >= broken && call.answered <= healed);
-    let unheard = books.charged_unheard(&during);
-    report("A3 a byte each 10 ms", &during, &format!("0 double charges (bar 0), {unheard} replies lost"));
-    report_restored("A3 a byte each 10 ms", restored(&calls, healed));
 }
 
 /// The timeout of the examples.

@@ -7,7 +7,7 @@ use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code as Outcome;
 use tokio::time::{Instant, sleep};
 
-use super::{Asker, openings, request, written};
+use super::{Asker, openings, request, rule_file};
 use crate::load::alone;
 use crate::redis::Single;
 use crate::redis::proxy::{Faults, Proxy, Way};
@@ -49,7 +49,7 @@ struct Scene {
 
 impl Scene {
     async fn new(receiver: &Receiver) -> (Self, Single, tempfile::NamedTempFile) {
-        let (week, second, rules) = (Single::start(&[]).await, Single::start(&[]).await, written(RULES));
+        let (week, second, rules) = (Single::start(&[]).await, Single::start(&[]).await, rule_file(RULES));
         let (to_week, to_second) = (Proxy::start(week.address()).await, Proxy::start(second.address()).await);
         let urls = [&to_week, &to_second].map(|proxy| proxy.address().to_string());
         let variables = [

@@ -6,10 +6,11 @@ use rustix::process::Signal;
 use tokio::time::sleep;
 
 use super::faults::{AFTER, Admitted, BEFORE, Fleet};
+use crate::faults::table::{ClusterFault, Site};
 use crate::redis::cluster::{Cluster, Shard};
-use crate::redis::proxy::{Faults, Way};
+use crate::redis::proxy::Faults;
 use crate::redis::sentinel::Sentinel;
-use crate::topology::{APART, behind_proxies, slot_of};
+use crate::topology::{APART, slot_of};
 
 /// Hits a year of each counter of a cluster. Three instances use up the counters of three shards in about two seconds.
 const LIMIT: usize = 1_000;
@@ -42,6 +43,17 @@ fn assert_bounded(limits: usize, broken: &Shard, admitted: &[Admitted]) {
     }
 }
 
+/// Makes a fault of a cluster while three instances use up counters, the first of them through the proxies.
+pub async fn leased(fault: &ClusterFault) {
+    let mut site = Site::start().await;
+    let (apart, direct, shards) = (site.apart(), site.cluster.addresses(), site.cluster.shards().await);
+    let fleet = Fleet::of([&*apart, &direct, &direct], "cluster", LIMIT, &values(&shards)).await;
+    sleep(BEFORE).await;
+    fault.begin(&site).await;
+    fault.end(&mut site).await;
+    assert_bounded(fault.limits(), &site.broken, &fleet.admitted(AFTER).await);
+}
+
 #[tokio::test]
 async fn planned_failovers_and_slots_that_move_cost_no_hit_of_a_lease() {
     let cluster = Cluster::start().await;
@@ -57,22 +69,6 @@ async fn planned_failovers_and_slots_that_move_cost_no_hit_of_a_lease() {
 }
 
 #[tokio::test]
-async fn a_master_that_is_killed_or_paused_costs_its_shard_at_most_a_limit_with_leases_too() {
-    for signal in [Signal::KILL, Signal::STOP] {
-        let cluster = Cluster::start().await;
-        let (shards, fleet) = on(&cluster).await;
-        let broken = &cluster.nodes()[shards[0].master];
-        broken.signal(signal);
-        let admitted = fleet.admitted(PROMOTED).await;
-        assert_bounded(2, &shards[0], &admitted);
-        assert_eq!(cluster.promoted(&shards[0]).await.master, shards[0].replicas[0]);
-        if signal == Signal::STOP {
-            broken.signal(Signal::CONT);
-        }
-    }
-}
-
-#[tokio::test]
 async fn a_shard_without_anybody_grants_nothing_and_the_others_do() {
     let cluster = Cluster::start().await;
     let (shards, fleet) = on(&cluster).await;
@@ -80,32 +76,6 @@ async fn a_shard_without_anybody_grants_nothing_and_the_others_do() {
         cluster.nodes()[node].signal(Signal::KILL);
     }
     assert_bounded(1, &shards[0], &fleet.admitted(AFTER).await);
-}
-
-#[tokio::test]
-async fn an_instance_that_is_cut_from_a_shard_spends_only_what_that_granted() {
-    let (cluster, proxies, apart) = behind_proxies().await;
-    let (shards, addresses) = (cluster.shards().await, cluster.addresses());
-    let urls = [&*apart, &*addresses, &*addresses];
-    let fleet = Fleet::of(urls, "cluster", LIMIT, &values(&shards)).await;
-    sleep(BEFORE).await;
-    for node in [shards[0].master, shards[0].replicas[0]] {
-        proxies[node].set(Faults::both(Way::black_hole()));
-    }
-    sleep(Duration::from_secs(1)).await;
-    proxies.iter().for_each(crate::redis::proxy::Proxy::heal);
-    assert_bounded(1, &shards[0], &fleet.admitted(AFTER).await);
-}
-
-#[tokio::test]
-async fn a_master_that_is_cut_from_its_cluster_costs_its_shard_at_most_a_limit_with_leases_too() {
-    let mut cluster = Cluster::start().await;
-    let broken = cluster.shards().await[0].clone();
-    cluster.node_mut(broken.master).restart_cuttable().await;
-    crate::topology::masters::replica_follows(&cluster, broken.replicas[0]).await;
-    let (_, fleet) = on(&cluster).await;
-    cluster.nodes()[broken.master].cut().await;
-    assert_bounded(2, &broken, &fleet.admitted(PROMOTED).await);
 }
 
 #[tokio::test]

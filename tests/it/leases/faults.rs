@@ -1,16 +1,15 @@
-//! Leases of three instances while their Redis fails, in each way of the fault matrix: never more than the limit, which is reached.
+//! Leases of three instances while their Redis fails, in each way of `faults::table`: never more than the limit, which is reached.
 
 use std::time::Duration;
 
 use rustix::process::Signal;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use tokio::join;
 use tokio::time::sleep;
 
-use super::redis::request;
+use crate::faults::request;
+use crate::faults::table::Fault;
 use crate::load::{Calls, Load};
 use crate::redis::Single;
-use crate::redis::proxy::{Faults, Proxy, Way};
 use crate::support::{Tidegate, rule_file};
 
 /// Hits a year of each counter of one Redis. Three instances use them up in about two seconds.
@@ -114,107 +113,17 @@ fn assert_used_up(admitted: &[Admitted]) {
 pub const BEFORE: Duration = Duration::from_millis(300);
 pub const AFTER: Duration = Duration::from_secs(5);
 
-#[tokio::test]
-async fn a_redis_that_pauses_grants_nothing_twice() {
-    let redis = Single::start(&[]).await;
-    let fleet = Fleet::start(&redis.address().to_string()).await;
+/// Makes a fault while three instances use up counters.
+pub async fn leased(fault: &Fault) {
+    let (mut redis, proxy) = fault.start().await;
+    let fleet = Fleet::start(&fault.address(&redis, &proxy)).await;
     sleep(BEFORE).await;
-    for _ in 0..3 {
-        redis.signal(Signal::STOP);
-        sleep(Duration::from_millis(400)).await;
-        redis.signal(Signal::CONT);
-        sleep(Duration::from_millis(200)).await;
-    }
+    fault.pass(&mut redis, &proxy).await;
     let admitted = fleet.admitted(AFTER).await;
-    // Grants whose replies came too late are given back or wasted.
-    assert_within(1, &admitted);
-}
-
-#[tokio::test]
-async fn connections_that_are_reset_and_scripts_that_are_flushed_cost_no_hit_too_many() {
-    let redis = Single::start(&[]).await;
-    let fleet = Fleet::start(&redis.address().to_string()).await;
-    for _ in 0..20 {
-        redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]).await;
-        redis.cli(&["SCRIPT", "FLUSH"]).await;
-        sleep(Duration::from_millis(50)).await;
+    assert_within(fault.limits, &admitted);
+    if fault.is_used_up {
+        assert_used_up(&admitted);
     }
-    let admitted = fleet.admitted(AFTER).await;
-    assert_within(1, &admitted);
-}
-
-#[tokio::test]
-async fn a_redis_without_memory_grants_nothing_that_it_cannot_charge() {
-    let redis = Single::start(&[]).await;
-    let fleet = Fleet::start(&redis.address().to_string()).await;
-    sleep(BEFORE).await;
-    redis.cli(&["CONFIG", "SET", "maxmemory", "1"]).await;
-    sleep(Duration::from_millis(700)).await;
-    redis.cli(&["CONFIG", "SET", "maxmemory", "0"]).await;
-    assert_used_up(&fleet.admitted(AFTER).await);
-}
-
-#[tokio::test]
-async fn a_redis_that_comes_back_empty_admits_one_limit_more_with_leases_too() {
-    let mut redis = Single::start(&[]).await;
-    let fleet = Fleet::start(&redis.address().to_string()).await;
-    sleep(BEFORE).await;
-    redis.signal(Signal::KILL);
-    redis.ended().await;
-    redis.restart().await;
-    let admitted = fleet.admitted(AFTER).await;
-    assert_within(2, &admitted);
-}
-
-#[tokio::test]
-async fn a_clock_of_redis_that_steps_admits_no_hit_too_many_within_a_year() {
-    let redis = Single::with_clock(&[]).await;
-    let fleet = Fleet::start(&redis.address().to_string()).await;
-    for step in [-3_600_000_000, 1_000_000, -20_000_000] {
-        sleep(BEFORE).await;
-        redis.shift_clock(step);
-    }
-    let admitted = fleet.admitted(AFTER).await;
-    assert_within(1, &admitted);
-}
-
-#[tokio::test]
-async fn a_slow_path_to_redis_grants_nothing_twice() {
-    let redis = Single::start(&[]).await;
-    let proxy = Proxy::start(redis.address()).await;
-    let fleet = Fleet::start(&proxy.address().to_string()).await;
-    let late_replies = Faults { to_client: Way::latency_ms(300), ..Faults::default() };
-    let stragglers = Way { straggler: Some((100, Duration::from_secs(1))), ..Way::default() };
-    let slices = Way { slices: Some((1, Duration::from_millis(10))), ..Way::default() };
-    for faults in [Faults::both(Way::latency_ms(8)), late_replies, Faults::both(stragglers), Faults::both(slices)] {
-        proxy.set(faults);
-        sleep(BEFORE).await;
-    }
-    proxy.heal();
-    assert_within(1, &fleet.admitted(AFTER).await);
-}
-
-#[tokio::test]
-async fn connections_that_fall_silent_or_are_reset_cost_no_hit_too_many() {
-    let redis = Single::start(&[]).await;
-    let proxy = Proxy::start(redis.address()).await;
-    let fleet = Fleet::start(&proxy.address().to_string()).await;
-    sleep(BEFORE).await;
-    proxy.set(Faults::both(Way::black_hole()));
-    sleep(Duration::from_secs(1)).await;
-    proxy.set(Faults { reset_each: Some(Duration::from_millis(50)), ..Faults::default() });
-    sleep(Duration::from_secs(1)).await;
-    proxy.heal();
-    assert_within(1, &fleet.admitted(AFTER).await);
-}
-
-#[tokio::test]
-async fn counters_that_are_evicted_admit_one_limit_more_with_leases_too() {
-    let redis = Single::start(&[]).await;
-    let fleet = Fleet::start(&redis.address().to_string()).await;
-    sleep(BEFORE).await;
-    redis.cli(&["FLUSHALL"]).await;
-    assert_within(2, &fleet.admitted(AFTER).await);
 }
 
 #[tokio::test]
@@ -225,40 +134,6 @@ async fn leases_begin_when_redis_does() {
     let fleet = Fleet::start(&redis.address().to_string()).await;
     sleep(BEFORE).await;
     redis.restart().await;
-    assert_used_up(&fleet.admitted(AFTER).await);
-}
-
-#[tokio::test]
-async fn a_redis_that_loads_its_data_grants_nothing_twice() {
-    let redis = Single::slow_to_load(20_000).await;
-    let fleet = Fleet::start(&redis.address().to_string()).await;
-    sleep(BEFORE).await;
-    redis.cli(&["DEBUG", "RELOAD"]).await;
-    assert_used_up(&fleet.admitted(AFTER).await);
-}
-
-#[tokio::test]
-async fn a_redis_that_is_busy_with_a_script_grants_nothing_twice() {
-    let redis = Single::start(&["--busy-reply-threshold", "100"]).await;
-    let fleet = Fleet::start(&redis.address().to_string()).await;
-    sleep(BEFORE).await;
-    let script = redis.cli(&["EVAL", "while true do end", "0"]);
-    let kill = async {
-        sleep(Duration::from_millis(700)).await;
-        redis.cli(&["SCRIPT", "KILL"]).await
-    };
-    assert_eq!(join!(script, kill).1, "OK");
-    assert_used_up(&fleet.admitted(AFTER).await);
-}
-
-#[tokio::test]
-async fn a_redis_that_refuses_commands_grants_nothing() {
-    let redis = Single::start(&[]).await;
-    let fleet = Fleet::start(&redis.address().to_string()).await;
-    sleep(BEFORE).await;
-    redis.cli(&["ACL", "SETUSER", "default", "-evalsha"]).await;
-    sleep(Duration::from_secs(1)).await;
-    redis.cli(&["ACL", "SETUSER", "default", "+evalsha"]).await;
     assert_used_up(&fleet.admitted(AFTER).await);
 }
 

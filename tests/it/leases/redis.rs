@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 
+use crate::faults::request;
 use crate::load::{Calls, Load};
 use crate::redis::Single;
 use crate::redis::cluster::Cluster;
@@ -30,13 +28,6 @@ fn rules() -> String {
     };
     let rules = ALGORITHMS.map(rule).concat();
     format!("domain: d\nlease: {{ share: 5%, ttl: 1s }}\non_store_overload: closed\ndescriptors:\n{rules}")
-}
-
-pub fn request(key: &str, value: &str) -> RateLimitRequest {
-    let bytes = |text: &str| text.as_bytes().to_vec().into();
-    let entries = vec![Entry { key: bytes(key), value: bytes(value) }];
-    let descriptors = vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }];
-    RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 0 }
 }
 
 /// A Tidegate that lets Redis take so long, which is `auto` or more than this machine ever needs.

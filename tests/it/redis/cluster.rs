@@ -336,7 +336,9 @@ impl Migration<'_> {
             // In milliseconds, as everything waits while keys move.
             let mut migrate = vec!["MIGRATE", &host, &port, "", "0", "5000", "KEYS"];
             migrate.extend(keys.lines());
-            assert_eq!(from.cli(&migrate).await, "OK");
+            // They may have expired meanwhile.
+            let moved = from.cli(&migrate).await;
+            assert!(matches!(&*moved, "OK" | "NOKEY"), "{moved}");
         }
     }
 

@@ -5,7 +5,10 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tokio::time::sleep;
 
-use super::{Account, Calls, Counters, FAR, FEW, Instance, RATE, RESTORED, assert_none_failed, last_failed, more};
+use super::{
+    Account, Calls, Counters, FAR, FEW, Instance, RATE, RESTORED, assert_none_failed, exact_again, last_failed, more,
+};
+use crate::faults::table::{ClusterFault, Site};
 use crate::load::{Load, alone};
 use crate::redis::cluster::{Cluster, Shard};
 use crate::support::eventually;
@@ -83,11 +86,7 @@ async fn assert_bounded(counters: &Counters, instance: &Instance, calls: &Calls,
 async fn recovers(cluster: &Cluster, load: &Load, counters: &Counters, broken: &Shard, began: Duration) -> String {
     cluster.promoted(broken).await;
     let promoted = load.elapsed();
-    eventually("the shard is exact again", async || {
-        let calls = load.since(promoted).such_that(|call| call.due > promoted && counters.is_on(call, broken.master));
-        calls.such_that(|call| call.answer.is_ok()).iter().nth(20).map(|_| ())
-    })
-    .await;
+    exact_again(load, counters, broken.master, promoted).await;
     let calls = load.so_far();
     let after = last_failed(&calls, promoted, load.elapsed()).map_or(Duration::ZERO, |last| last - promoted);
     assert!(after < RESTORED * FAR, "the policy answers for {after:?} after the promotion");
@@ -100,38 +99,39 @@ async fn recovers(cluster: &Cluster, load: &Load, counters: &Counters, broken: &
     )
 }
 
-/// Takes a master away by this signal while it is under load, and says what that has cost, which is bounded.
-async fn lose_a_master(signal: Signal) -> String {
-    let cluster = Cluster::start().await;
-    let instance = Instance::start(&cluster.addresses()).await;
-    let shards = cluster.shards().await;
-    let counters = Counters::of(&shards, &["one", "few"]);
+/// Takes the master of a shard away while it is under load: what that costs is bounded.
+pub async fn lose_master(fault: &ClusterFault) {
+    lose(fault, async |site| fault.end(site).await).await;
+}
+
+/// The same, and while the master is cut, all nodes are asked for the map, the one that was cut too.
+pub async fn cut_master(fault: &ClusterFault) {
+    let calls = lose(fault, async |site| {
+        let shards = site.cluster.shards().await;
+        let other = shards.iter().find(|shard| !shard.owns(*site.broken.slots[0].start())).expect("there are three");
+        site.cluster.failover(other.replicas[0]).await;
+    });
+    assert_none_failed(&calls.await, "the old map");
+}
+
+/// Begins a fault that costs a shard its master, and goes on when the replica decides. Returns the calls after that.
+async fn lose(fault: &ClusterFault, go_on: impl AsyncFnOnce(&mut Site)) -> Calls {
+    let _alone = alone().await;
+    let mut site = Site::start().await;
+    let instance = Instance::start(&site.cluster.addresses()).await;
+    let counters = Counters::of(&site.cluster.shards().await, &["one", "few"]);
     let load = instance.load(&counters).await;
     more(&load, 300).await;
     let began = load.elapsed();
-    cluster.nodes()[shards[0].master].signal(signal);
-    let recovered = recovers(&cluster, &load, &counters, &shards[0], began).await;
-    if signal == Signal::STOP {
-        // It wakes to find that it was replaced.
-        cluster.nodes()[shards[0].master].signal(Signal::CONT);
-        replica_follows(&cluster, shards[0].master).await;
-    }
+    fault.begin(&site).await;
+    let recovered = recovers(&site.cluster, &load, &counters, &site.broken, began).await;
+    go_on(&mut site).await;
+    let settled = load.elapsed();
     more(&load, 500).await;
     let calls = load.stop().await;
-    let left = assert_bounded(&counters, &instance, &calls, &shards[0]).await;
-    format!("{recovered}, {left}")
-}
-
-#[tokio::test]
-async fn a_killed_master_costs_its_shard_at_most_a_limit_and_the_others_nothing() {
-    let _alone = alone().await;
-    println!("A1 a master of a cluster killed: {}", lose_a_master(Signal::KILL).await);
-}
-
-#[tokio::test]
-async fn a_master_paused_until_another_is_promoted_costs_its_shard_at_most_a_limit() {
-    let _alone = alone().await;
-    println!("A2 a master of a cluster paused: {}", lose_a_master(Signal::STOP).await);
+    let left = assert_bounded(&counters, &instance, &calls, &site.broken).await;
+    println!("{fault:?}: {recovered}, {left}");
+    calls.between(settled, Duration::MAX)
 }
 
 /// What is said of a shard without anybody: for each of its two servers that the connection is lost and that none is made,
@@ -165,11 +165,7 @@ async fn a_shard_without_anybody_is_answered_by_policy_and_the_others_exactly() 
     })
     .await;
     let back = load.elapsed();
-    eventually("the shard is exact again", async || {
-        let calls = load.since(back).such_that(|call| counters.is_on(call, broken.master) && call.answer.is_ok());
-        calls.iter().nth(20).map(|_| ())
-    })
-    .await;
+    exact_again(&load, &counters, broken.master, back).await;
     let calls = load.stop().await;
     let after = last_failed(&calls, back, Duration::MAX).map_or(Duration::ZERO, |last| last - back);
     let healthy = calls.such_that(|call| !counters.is_on(call, broken.master));
@@ -182,36 +178,6 @@ async fn a_shard_without_anybody_is_answered_by_policy_and_the_others_exactly() 
     );
     assert!(lines.lines().count() <= MOST_LINES, "{lines}");
     assert!(after < RESTORED * FAR, "the policy answers for {after:?} after the return");
-}
-
-/// How long after it was cut a master may go on: its `cluster-node-timeout`, 1 s, and the half of it that is allowed for.
-const CUT_OFF_MS: u32 = 1_500;
-
-#[tokio::test]
-async fn a_master_cut_from_its_cluster_is_left_once_it_knows_and_its_old_map_is_refused() {
-    let _alone = alone().await;
-    let mut cluster = Cluster::start().await;
-    let broken = cluster.shards().await[0].clone();
-    cluster.node_mut(broken.master).restart_cuttable().await;
-    replica_follows(&cluster, broken.replicas[0]).await;
-    let instance = Instance::start(&cluster.addresses()).await;
-    let shards = cluster.shards().await;
-    let counters = Counters::of(&shards, &["one", "few"]);
-    let load = instance.load(&counters).await;
-    more(&load, 150).await;
-    let began = load.elapsed();
-    cluster.nodes()[broken.master].cut().await;
-    let recovered = recovers(&cluster, &load, &counters, &broken, began).await;
-    // Now all are asked for the map, the one that was cut too.
-    let other = cluster.shard_of(*shards[1].slots[0].start()).await;
-    cluster.failover(other.replicas[0]).await;
-    let refreshed = load.elapsed();
-    more(&load, 500).await;
-    let calls = load.stop().await;
-    assert_none_failed(&calls.between(refreshed, Duration::MAX), "the old map");
-    let left = assert_bounded(&counters, &instance, &calls, &broken).await;
-    let most = RATE / 3 / 2 * CUT_OFF_MS / 1_000;
-    println!("B5 a master cut from its cluster: {recovered}, {left} (bound {most}: its charges in {CUT_OFF_MS} ms)");
 }
 
 /// Whether the page of metrics says that the breaker of a server is open.

@@ -5,9 +5,10 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    APART, Account, Counters, FAR, Instance, RESTORED, assert_none_failed, behind_proxies, hits, last_failed, more,
-    slot_of,
+    APART, Account, Counters, FAR, Instance, RESTORED, assert_none_failed, behind_proxies, exact_again, hits,
+    last_failed, more, slot_of,
 };
+use crate::faults::table::{Site, instance_cut};
 use crate::load::alone;
 use crate::redis::Single;
 use crate::redis::cluster::Cluster;
@@ -17,24 +18,17 @@ use crate::support::eventually;
 #[tokio::test]
 async fn an_instance_cut_from_one_shard_is_alone_with_that() {
     let _alone = alone().await;
-    let (cluster, proxies, apart) = behind_proxies().await;
-    let instances = [Instance::start(&apart).await, Instance::start(&cluster.addresses()).await];
-    let shards = cluster.shards().await;
-    let (cut, counters) = (&shards[0], Counters::of(&shards, &["one"]));
+    let mut site = Site::start().await;
+    let instances = [Instance::start(&site.apart()).await, Instance::start(&site.cluster.addresses()).await];
+    let (cut, counters) = (site.broken.clone(), Counters::of(&site.cluster.shards().await, &["one"]));
     let loads = [instances[0].load(&counters).await, instances[1].load(&counters).await];
     more(&loads[0], 200).await;
-    for node in [cut.master, cut.replicas[0]] {
-        proxies[node].set(Faults::both(Way::black_hole()));
-    }
+    instance_cut().begin(&site).await;
     let began = loads[0].elapsed();
     eventually("the policy decides", async || (loads[0].since(began).failed() > 100).then_some(())).await;
-    proxies.iter().for_each(crate::redis::proxy::Proxy::heal);
+    instance_cut().end(&mut site).await;
     let healed = loads[0].elapsed();
-    eventually("the cut shard is exact again", async || {
-        let calls = loads[0].since(healed).such_that(|call| call.due > healed && counters.is_on(call, cut.master));
-        calls.such_that(|call| call.answer.is_ok()).iter().nth(20).map(|_| ())
-    })
-    .await;
+    exact_again(&loads[0], &counters, cut.master, healed).await;
     let [apart, direct] = loads;
     let (apart, direct) = (apart.stop().await, direct.stop().await);
     assert_none_failed(&direct, "the other instance");
