@@ -11,11 +11,16 @@ use std::time::{Duration, Instant};
 
 use crate::redis::preloaded::preloaded;
 
+mod calls;
 mod clock;
 mod cluster;
+mod deployment;
+mod faults;
+mod judge;
 mod keys;
 mod lua;
 mod network;
+mod rules;
 mod scenes;
 mod server;
 mod world;
@@ -89,7 +94,7 @@ fn one() {
         return;
     }
     let run = Run::of(seed);
-    println!("calls: {}", run.calls());
+    println!("calls: {}", run.calls);
     if std::env::var("SIMULATION_SHOWS").is_ok_and(|shows| !shows.is_empty()) {
         run.trace.iter().for_each(|line| println!("{line}"));
     }
