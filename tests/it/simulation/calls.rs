@@ -162,13 +162,13 @@ impl World {
         })
     }
 
-    /// Lets an honest caller of each limit find all of it, after all windows have ended.
+    /// Lets an honest caller of each limit find all of it, but for what may be leased, after all windows have ended.
     pub async fn rest_honestly(&mut self) {
         let rules = self.rules.last().expect("rules").1.clone();
         let limits = rules.limits.iter().filter(|(key, _)| *key != "refunded");
         for (key, limit) in limits {
             let process = self.some_process();
-            for hit in 0..limit.quota().limit().min(12) {
+            for hit in 0..(limit.quota().limit() * (100 - rules.leased) / 100).min(12) {
                 let descriptors = vec![(key.clone(), "0".to_owned())];
                 let time = (Some(Duration::from_millis(250)), Duration::MAX);
                 let call = call(&process, &self.clock, descriptors, 1, time).await;

@@ -117,6 +117,11 @@ impl Deployment {
         self.shards.borrow().iter().map(|(master, _)| *master).collect()
     }
 
+    /// Returns the present master of a slot.
+    pub fn master_of(&self, slot: usize) -> usize {
+        self.map.borrow().as_ref().map_or_else(|| self.masters()[0], |map| map.owner(slot))
+    }
+
     pub fn note(&self, what: &str) {
         use tidegate::model::Clock as _;
         self.trace.borrow_mut().push(format!("{} {what}", self.clock.now()));

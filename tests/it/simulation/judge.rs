@@ -24,6 +24,9 @@ const OF_A_YEAR: [&str; 3] = ["counted", "list", "refunded"];
 /// The time in which what a refused request took is given back.
 const GIVEN_BACK: Duration = Duration::from_millis(1_200);
 
+/// The time in which an instance learns that a server is not as far away as it was.
+const FURTHER_AWAY: Duration = Duration::from_millis(300);
+
 /// The hits on the counters of a year, by key and value.
 pub type Counters = BTreeMap<(&'static str, String), u64>;
 
@@ -60,6 +63,7 @@ impl World {
             broken.extend(self.miscounted(&calls, (&empty, &after), key, value));
             broken.extend(self.miscounted(&calls[rest..], (before, &after), key, value));
         }
+        broken.extend(self.undecided(&calls));
         broken.extend(self.charged_late(&calls));
         if self.rules[0].1.leased == 0 {
             broken.extend(refused_too_long(&calls));
@@ -74,18 +78,15 @@ impl World {
         Run { seed, trace: self.trace.take(), broken, calls: calls.len() }
     }
 
-    /// Says if a call was answered too late, or by a policy while nothing failed, or if its outcome is not that of its parts.
+    /// Says if a call was answered too late, or if its outcome is not that of its parts.
     fn wrong(&self, call: &Call) -> Option<String> {
         // Deadline::Auto: what a caller without a timeout is given.
         let most = call.timeout.unwrap_or(Duration::from_millis(10));
-        let is_calm = self.calm.iter().any(|calm| calm.contains(&call.began) && calm.contains(&call.ended));
         let is_refused = |part: &Part, role| part.role == role && !part.is_admitted;
         let has = |role| call.parts.iter().any(|part| is_refused(part, role));
         let may_refuse = has(Role::Enforce) || has(Role::Quota);
         let wrong = if call.ended - call.began > most + Duration::from_millis(1) {
             "late"
-        } else if is_calm && call.is_of_policy() {
-            "not decided by the store"
         } else if call.is_admitted() && has(Role::Enforce) {
             "admitted, though a limit refuses"
         } else if !call.is_admitted() && call.outcome.is_some() && !may_refuse {
@@ -96,9 +97,29 @@ impl World {
         Some(format!("{wrong}: {call:?}"))
     }
 
-    /// Returns the largest limit of `key` that was in force in an interval.
+    /// Says if a policy answered for a server while nothing failed. A first call may find a server further away than it is by now.
+    fn undecided(&self, calls: &[Call]) -> Option<String> {
+        for calm in &self.calm {
+            let mut first = BTreeMap::new();
+            let is_calm = |call: &&Call| calm.contains(&call.began) && calm.contains(&call.ended);
+            for call in calls.iter().filter(is_calm) {
+                for part in call.parts.iter().filter(|part| part.by.is_some_and(Provenance::is_policy)) {
+                    let server = self.deployment.master_of(slot(counter(&part.key, &part.value).as_bytes()));
+                    let since = *first.entry((call.process, server)).or_insert(call.began);
+                    if call.began > since + FURTHER_AWAY {
+                        return Some(format!("redis {server} works, and a policy answers: {call}"));
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Returns the largest limit of `key` that was in force in an interval. A lease of an earlier one drains its counter once more when it is given
+    /// back.
     fn limit(&self, key: &str, from: Instant, to: Instant) -> Option<Limit> {
-        let ends = self.rules.iter().skip(1).map(|(since, _)| *since).chain([to]);
+        let lasting = if self.rules[0].1.leased > 0 && key != "fixed_window" { LEASED } else { Duration::ZERO };
+        let ends = self.rules.iter().skip(1).map(|(since, _)| *since + lasting).chain([to]);
         let in_force = self.rules.iter().zip(ends).filter(|((since, _), end)| *since <= to && *end >= from);
         in_force.filter_map(|((_, rules), _)| rules.limits.get(key)).max_by_key(|limit| limit.quota().limit()).copied()
     }
@@ -216,7 +237,9 @@ impl World {
         let charged = after[&name].cast_signed() - had.cast_signed();
         let slot = slot(counter(key, value).as_bytes());
         let is_lost = had == 0 && self.deployment.losses.borrow().iter().any(|loss| loss.concerns(slot));
-        (charged > most || charged < least && !is_lost)
+        // Hits that are given back after the loss of the charge have no effect.
+        let is_kept = is_lost && key == "refunded";
+        (charged > most && !is_kept || charged < least && !is_lost)
             .then(|| format!("{key} {value}: {charged} are charged on {had}, at least {least} and at most {most}"))
     }
 
