@@ -10,6 +10,9 @@ use tokio::time::{Instant, sleep, timeout};
 use super::clock::SimulatedClock;
 use super::world::{Process, World, request};
 
+/// The time that an honest caller waits before it tries again.
+const PAUSE: Duration = Duration::from_millis(300);
+
 /// A call, and how it ended.
 #[derive(Clone, Debug)]
 pub struct Call {
@@ -121,7 +124,8 @@ impl World {
         let mut random = self.random.fork();
         let (clock, calls) = (self.clock.clone(), Rc::clone(&self.calls));
         let (trace, processes) = (Rc::clone(&self.trace), Rc::clone(&self.processes));
-        let keys: Vec<String> = self.rules[0].1.limits.keys().cloned().collect();
+        let mut keys: Vec<String> = self.rules[0].1.limits.keys().cloned().collect();
+        keys.push("later".to_owned());
         let pace = random.u64(1_000..200_000);
         tokio::task::spawn_local(async move {
             // What is to be given back: a value, and its hits.
@@ -165,14 +169,28 @@ impl World {
     /// Lets an honest caller of each limit find all of it, but for what may be leased, after all windows have ended.
     pub async fn rest_honestly(&mut self) {
         let rules = self.rules.last().expect("rules").1.clone();
-        let limits = rules.limits.iter().filter(|(key, _)| *key != "refunded");
-        for (key, limit) in limits {
+        for (key, limit) in rules.limits.iter().filter(|(key, _)| *key != "refunded") {
+            let earlier = self.rules.iter().filter_map(|(_, rules)| rules.limits.get(key));
+            if earlier.into_iter().any(|earlier| earlier.quota().limit() > limit.quota().limit()) {
+                // What was admitted then takes longer to drain.
+                continue;
+            }
             let process = self.some_process();
+            let mut patience = 10;
             for hit in 0..(limit.quota().limit() * (100 - rules.leased) / 100).min(12) {
-                let descriptors = vec![(key.clone(), "0".to_owned())];
-                let time = (Some(Duration::from_millis(250)), Duration::MAX);
-                let call = call(&process, &self.clock, descriptors, 1, time).await;
-                self.trace.borrow_mut().push(call.to_string());
+                let call = loop {
+                    let descriptors = vec![(key.clone(), "0".to_owned())];
+                    let time = (Some(Duration::from_millis(250)), Duration::MAX);
+                    let call = call(&process, &self.clock, descriptors, 1, time).await;
+                    self.trace.borrow_mut().push(call.to_string());
+                    // Where all calls were too late, each is followed by a pause until some are in time.
+                    if !call.is_of_policy() || patience == 0 {
+                        break call;
+                    }
+                    self.calls.borrow_mut().push(call);
+                    patience -= 1;
+                    sleep(PAUSE).await;
+                };
                 if !call.is_admitted() || call.is_of_policy() {
                     self.broken.push(format!("at rest hit {hit} of {key} is not admitted: {call}"));
                     break;

@@ -20,7 +20,7 @@ const LEASED: Duration = Duration::from_secs(6);
 /// The values of descriptors.
 const VALUES_OF: [&str; 4] = ["0", "1", "2", "other"];
 /// The keys whose counters of a year are compared with what callers were told.
-const OF_A_YEAR: [&str; 3] = ["counted", "list", "refunded"];
+const OF_A_YEAR: [&str; 4] = ["counted", "later", "list", "refunded"];
 /// The time in which what a refused request took is given back.
 const GIVEN_BACK: Duration = Duration::from_millis(1_200);
 
@@ -82,15 +82,20 @@ impl World {
     fn wrong(&self, call: &Call) -> Option<String> {
         // Deadline::Auto: what a caller without a timeout is given.
         let most = call.timeout.unwrap_or(Duration::from_millis(10));
-        let is_refused = |part: &Part, role| part.role == role && !part.is_admitted;
-        let has = |role| call.parts.iter().any(|part| is_refused(part, role));
-        let may_refuse = has(Role::Enforce) || has(Role::Quota);
+        let of = |role| call.parts.iter().filter(move |part| part.role == role);
+        let is_enforced = of(Role::Enforce).any(|part| !part.is_admitted);
+        let quotas_refuse = of(Role::Quota).next().is_some() && of(Role::Quota).all(|part| !part.is_admitted);
+        let is_wrong = |part: &Part| {
+            let policies = self.rules[0].1.policies_of(&part.key);
+            // Hits that cannot be given back refuse nobody.
+            call.hits > 0 && part.by.is_some_and(|by| by.is_policy() && !policies.contains(&by.name()))
+        };
         let wrong = if call.ended - call.began > most + Duration::from_millis(1) {
             "late"
-        } else if call.is_admitted() && has(Role::Enforce) {
-            "admitted, though a limit refuses"
-        } else if !call.is_admitted() && call.outcome.is_some() && !may_refuse {
-            "refused by nobody"
+        } else if call.outcome.is_some() && call.is_admitted() == (is_enforced || quotas_refuse) {
+            "not the outcome of its parts"
+        } else if call.parts.iter().any(is_wrong) {
+            "answered by another policy"
         } else {
             return None;
         };
@@ -202,7 +207,7 @@ impl World {
             });
             let windows = (loss.to - loss.at).as_micros() / window + 1;
             let most = once * i128::try_from(windows).expect("few") + leased;
-            most.min(at_risk.map(|(_, hits)| *hits).sum())
+            most.min(at_risk.map(|(_, hits)| *hits.max(&0)).sum())
         });
         let lost: i128 = lost.sum();
         // A lease of a fixed window ends with it by the clock that its instance knows, which a step of the clock of Redis makes wrong.
@@ -288,24 +293,24 @@ impl World {
 
 /// Says if an instance refused by itself for longer than Redis had said.
 fn refused_too_long(calls: &[Call]) -> Option<String> {
-    let mut until: BTreeMap<(usize, &str, &str), Instant> = BTreeMap::new();
+    let mut until: BTreeMap<(usize, &str, &str, i64), Instant> = BTreeMap::new();
     let mut in_order: Vec<_> = calls.iter().collect();
     in_order.sort_by_key(|call| call.ended);
     for call in in_order {
         let refusing = || call.parts.iter().filter(|part| part.by.is_some() && !part.is_admitted);
         // A part that is not asked, since another is known to be refused, shows its last answer.
         let holds = |part: &Part| {
-            part.by != Some(Provenance::Known)
-                || until
-                    .get(&(call.process, part.key.as_str(), part.value.as_str()))
-                    .is_some_and(|until| *until >= call.began)
+            let of = |hits| (call.process, part.key.as_str(), part.value.as_str(), hits);
+            let mut refusals = until.range(of(0)..=of(call.hits));
+            part.by != Some(Provenance::Known) || refusals.any(|(_, until)| *until >= call.began)
         };
         if refusing().next().is_some() && !refusing().any(holds) {
             return Some(format!("refused for too long: {call:?}"));
         }
         for part in refusing().filter(|part| part.by == Some(Provenance::Store)) {
             let wait = Duration::from_micros(part.retry.map_or(3_600_000_000, Micros::get));
-            let known = until.entry((call.process, part.key.as_str(), part.value.as_str())).or_insert(call.began);
+            let known =
+                until.entry((call.process, part.key.as_str(), part.value.as_str(), call.hits)).or_insert(call.began);
             *known = (*known).max(call.began + wait);
         }
     }

@@ -15,6 +15,8 @@ pub struct Rules {
     /// What stands above the descriptors.
     head: String,
     pub charging: &'static str,
+    /// The policies while the store fails, and while it is overloaded, where a descriptor sets none.
+    pub policies: [&'static str; 2],
     /// The part of a limit that may be leased, in percent.
     pub leased: u32,
     /// The most hits of a limit.
@@ -27,6 +29,7 @@ pub struct Rules {
 fn settings(key: &str) -> &'static str {
     match key {
         "list" | "counted" | "refunded" => ", lease: off, on_store_failure: closed, on_store_overload: closed",
+        "later" => ", lease: off, on_store_failure: local, on_store_overload: local",
         "shadowed" => ", shadow_mode: true",
         "quota" => ", quota_mode: true",
         "sliding_log" => ", lease: off",
@@ -38,7 +41,7 @@ impl Rules {
     pub fn new(random: &mut fastrand::Rng) -> Self {
         let policies = ["closed", "closed", "closed", "error", "open", "local"];
         let mut policy = || policies[random.usize(..policies.len())];
-        let (failure, overload) = (policy(), policy());
+        let [failure, overload] = [policy(), policy()];
         let charging = if random.bool() { "each" } else { "all_or_nothing" };
         let (leased, most) = if random.u8(..3) == 0 { (random.u32(10..=50), 200) } else { (0, 20) };
         let lease = if leased > 0 { format!("{{ share: {leased}%, ttl: 1s }}") } else { "off".to_owned() };
@@ -58,7 +61,16 @@ impl Rules {
             let quota = Quota::new(random.u32(1..=most), window);
             limits.insert(key.to_owned(), Limit::new(algorithm, quota).expect("a limit"));
         }
-        Self { head, charging, leased, most, limits }
+        Self { head, charging, policies: [failure, overload], leased, most, limits }
+    }
+
+    /// Returns the policies of a key.
+    pub fn policies_of(&self, key: &str) -> [&'static str; 2] {
+        match key {
+            "list" | "counted" | "refunded" => ["closed"; 2],
+            "later" => ["local"; 2],
+            _ => self.policies,
+        }
     }
 
     /// Returns other rules: some limits are larger or smaller, and some are gone or back.
@@ -87,7 +99,9 @@ impl Rules {
                 if key == "list" { format!("rate_limits: [{own}, {year}]") } else { format!("rate_limit: {own}") };
             let _ = writeln!(text, "  - {{ key: {key}{}, {limits} }}", settings(key));
         }
-        let _ = writeln!(text, "  - {{ key: counted{}, rate_limit: {year} }}", settings("counted"));
+        for key in ["counted", "later"] {
+            let _ = writeln!(text, "  - {{ key: {key}{}, rate_limit: {year} }}", settings(key));
+        }
         text
     }
 }
