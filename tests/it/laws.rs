@@ -14,7 +14,8 @@ use crate::histories::{
     taken, window,
 };
 use crate::world::NOON;
-use bound::{bound, ticks};
+pub use bound::bound;
+use bound::ticks;
 use changes::{
     a_changed_algorithm_or_window_starts_a_new_counter, a_changed_limit_keeps_the_hits_already_used,
     a_refused_charge_that_is_counted_stays, what_is_left_under_another_limit_is_that_limit_less_what_was_used,

@@ -108,6 +108,13 @@ impl View {
         }
     }
 
+    /// Takes a map over that another server sends, which does not reach a server that is cut off.
+    pub fn hear(&mut self, map: &Rc<Map>) {
+        if !self.is_down {
+            self.learn(map);
+        }
+    }
+
     /// The reply to `CLUSTER INFO`.
     pub fn info(&self) -> Reply {
         let state = if self.is_down { "fail" } else { "ok" };

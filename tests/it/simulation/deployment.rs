@@ -14,7 +14,7 @@ use super::cluster::{Map, Moving, SLOTS, View};
 use super::keys::Stock;
 use super::network::Host;
 use super::server::Server;
-use super::world::Processes;
+use super::world::{Processes, after};
 
 /// The time after which a server that is not heard counts as failed.
 const DOWN: Duration = Duration::from_millis(800);
@@ -128,9 +128,8 @@ impl Deployment {
     }
 
     /// Notes that `master` has lost what was charged from `from` on, `to` being the moment at which the last instance leaves the old state.
-    fn lose(&self, master: usize, from: Instant, at: Instant, to: Instant) {
-        let of = self.map.borrow().clone().map(|map| (map, master));
-        self.losses.borrow_mut().push(Loss { from, at, to, of });
+    fn lose(&self, master: usize, map: Option<Rc<Map>>, (from, at, to): (Instant, Instant, Instant)) {
+        self.losses.borrow_mut().push(Loss { from, at, to, of: map.map(|map| (map, master)) });
     }
 
     /// Empties a server, or restarts one that is killed, with what it had saved `lag` ago.
@@ -139,7 +138,7 @@ impl Deployment {
         let from = lag.map_or(at.checked_sub(Duration::from_secs(3_600)).expect("a time"), |lag| at - lag);
         let saved = lag.map_or_else(Stock::new, |_| server.keys(|keys| keys.as_of(from)));
         if self.masters().contains(&place) {
-            self.lose(place, from, at, at);
+            self.lose(place, self.map.borrow().clone(), (from, at, at));
         }
         if down_for > Duration::ZERO {
             self.is_changing.set(true);
@@ -160,13 +159,7 @@ impl Deployment {
                 server.view(|view| view.learn(&map));
             } else {
                 let late = Duration::from_millis(random.u64(1..100));
-                super::world::after(late, move || {
-                    server.view(|view| {
-                        if !view.is_down {
-                            view.learn(&map)
-                        }
-                    })
-                });
+                after(late, move || server.view(|view| view.hear(&map)));
             }
         }
         *self.map.borrow_mut() = Some(map);
@@ -231,41 +224,36 @@ impl Deployment {
             sleep(Duration::from_millis(random.u64(1..700))).await;
         }
         promoted.keys(|keys| {
-            keys.replace(saved.clone());
+            keys.replace(saved);
             keys.is_replica = false;
         });
         self.note(&format!("redis {new} is promoted"));
-        let lost_until = match self.kind {
-            Kind::Cluster => {
-                let map = self.map.borrow().clone().expect("a cluster");
-                let (next, of) = (Rc::new(map.promoted(old, new)), Some((map, old)));
-                self.losses.borrow_mut().push(Loss { from: at - lag, at, to: at + DOWN + LEAVE_CLUSTER, of });
-                if how == Failover::Planned {
-                    left.keys(|keys| keys.is_replica = true);
-                    self.losses.borrow_mut().pop();
-                }
-                let first = if how == Failover::Planned { vec![old, new] } else { vec![new] };
-                self.tell(next, &first, &mut random);
-                at
+        let (map, is_planned) = (self.map.borrow().clone(), how == Failover::Planned);
+        let left_by = match &map {
+            Some(map) => {
+                left.keys(|keys| keys.is_replica |= is_planned);
+                let first = if is_planned { vec![old, new] } else { vec![new] };
+                self.tell(Rc::new(map.promoted(old, new)), &first, &mut random);
+                at + DOWN + LEAVE_CLUSTER
             }
-            _ => self.name(new, &mut random).await + LEAVE_SENTINELS,
+            None => {
+                let left_by = self.name(new, &mut random).await + LEAVE_SENTINELS;
+                left.left_by.set(Some(left_by));
+                left_by
+            }
         };
-        if self.kind == Kind::Sentinel {
-            left.left_by.set(Some(lost_until));
-            self.lose(old, at - lag, at, if how == Failover::Killed { at } else { lost_until });
+        if !is_planned || map.is_none() {
+            self.lose(old, map, (at - lag, at, if how == Failover::Killed { at } else { left_by }));
         }
         self.shards.borrow_mut()[shard] = (new, Some(old));
-        sleep_until(lost_until.max(Instant::now() + DECIDES)).await;
+        sleep_until(left_by.max(Instant::now() + DECIDES)).await;
         let decides_from = Instant::now();
         sleep(Duration::from_millis(random.u64(1..2_000))).await;
         let decides = decides_from..Instant::now();
         self.note(&format!("redis {old} is back"));
         self.join(&left, how, &processes, old);
-        if self.kind == Kind::Sentinel {
-            left.left_by.set(None);
-            self.sentinels
-                .iter()
-                .for_each(|sentinel| *sentinel.named.borrow_mut() = Some(promoted.host.address.clone()));
+        for sentinel in &self.sentinels {
+            *sentinel.named.borrow_mut() = Some(promoted.host.address.clone());
         }
         self.is_changing.set(false);
         decides
@@ -283,6 +271,7 @@ impl Deployment {
                 view.is_down = false;
             });
         } else {
+            left.left_by.set(None);
             left.host.cut();
         }
         match how {

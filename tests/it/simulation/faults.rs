@@ -97,8 +97,9 @@ impl World {
     /// Sets the clock of Redis, ahead or back.
     fn set_clock(&mut self) {
         let step = self.random.i64(-3_000_000..5_000_000);
-        self.steps.push((Instant::now(), self.clock.now()));
+        let before = self.clock.now();
         self.clock.step(step);
+        self.steps.push((Instant::now(), before, self.clock.now()));
         self.note(&format!("the clock of redis is set by {step} us"));
     }
 

@@ -13,7 +13,7 @@ use super::cluster::slot;
 use super::deployment::Kind;
 use super::keys::{VALUES, counter};
 use super::world::{Run, World};
-use crate::laws::bound::bound;
+use crate::laws::bound;
 
 /// The longest time for which hits are leased: six times `ttl`.
 const LEASED: Duration = Duration::from_secs(6);
@@ -160,8 +160,8 @@ impl World {
                 let limit = if process.is_some() { limit.shared_among(instances) } else { limit };
                 let from = first.from[clock].min(first.to[clock].saturating_sub((first.ended - first.began).into()));
                 // Where a clock steps back, a counter waits at the last moment that it had reached.
-                let steps = self.steps.iter().filter(|(at, _)| (first.began..call.ended).contains(at) && clock == 0);
-                let to = steps.map(|(_, before)| *before).fold(call.to[clock].max(from), Micros::max);
+                let steps = self.steps_within(first, call).filter(|_| clock == 0);
+                let to = steps.map(|(_, before, _)| *before).fold(call.to[clock].max(from), Micros::max);
                 let most = i128::try_from(bound(&limit, from, to)).expect("it fits") + given_back;
                 if sum <= most {
                     continue;
@@ -180,6 +180,16 @@ impl World {
         None
     }
 
+    /// Returns the steps of the clock of Redis between two calls.
+    fn steps_within<'a>(
+        &'a self,
+        first: &Call,
+        last: &Call,
+    ) -> impl Iterator<Item = &'a (Instant, Micros, Micros)> + use<'a> {
+        let interval = first.began..=last.ended;
+        self.steps.iter().filter(move |(at, ..)| interval.contains(at))
+    }
+
     /// Returns the hits that may be admitted beyond a limit in an interval: what Redis lost, and what was leased when it began.
     fn extra(
         &self,
@@ -194,6 +204,8 @@ impl World {
         let lasting = if leased > 0 { LEASED } else { Duration::ZERO };
         let window = u128::from(limit.quota().window().length().get());
         let (losses, slot) = (self.deployment.losses.borrow(), slot(counter(key, value).as_bytes()));
+        let back = self.steps_within(first, last).map(|(_, before, after)| before.saturating_sub(*after).get());
+        let back: u64 = back.sum();
         let is_within = |at: Instant| (first.began..=last.ended).contains(&at);
         let lost = losses.iter().filter(|loss| loss.concerns(slot)).filter(|loss| {
             // What was leased before is spent after.
@@ -205,13 +217,15 @@ impl World {
                 between.contains(&call.ended) && is_within(call.ended)
                     || between.contains(&call.began) && is_within(call.began)
             });
-            let windows = (loss.to - loss.at).as_micros() / window + 1;
-            let most = once * i128::try_from(windows).expect("few") + leased;
-            most.min(at_risk.map(|(_, hits)| *hits.max(&0)).sum())
+            let windows = |time: u128| i128::try_from(time / window + 1).expect("few");
+            let most = once * windows((loss.to - loss.at).as_micros()) + leased;
+            // An empty counter does not know the moment that it had reached before a step back.
+            let again = if back > 0 { once * windows(back.into()) } else { 0 };
+            again + most.min(at_risk.map(|(_, hits)| *hits.max(&0)).sum())
         });
         let lost: i128 = lost.sum();
         // A lease of a fixed window ends with it by the clock that its instance knows, which a step of the clock of Redis makes wrong.
-        let is_set = self.steps.iter().any(|(at, _)| *at + LEASED >= first.began && *at <= last.ended);
+        let is_set = self.steps.iter().any(|(at, ..)| *at + LEASED >= first.began && *at <= last.ended);
         let is_leased = match limit.algorithm() {
             Algorithm::SlidingLog => false,
             Algorithm::FixedWindow => is_set,
@@ -273,7 +287,7 @@ impl World {
     fn charged_late(&self, calls: &[Call]) -> Option<String> {
         let charged = self.deployment.servers.iter().flat_map(|server| server.charged.take());
         // After a step back, a command looks as young as it was before.
-        let is_set = |at: Instant| self.steps.iter().any(|(set, _)| *set <= at && at < *set + Duration::from_secs(4));
+        let is_set = |at: Instant| self.steps.iter().any(|(set, ..)| *set <= at && at < *set + Duration::from_secs(4));
         for (at, value, hits) in charged.filter(|(at, ..)| !is_set(*at)) {
             let is_waiting =
                 |call: &&Call| call.began <= at && at <= call.began + call.timeout.unwrap_or(Duration::from_millis(10));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate::limiter::Limiter;
-use tidegate::model::{Clock, Descriptor, Entry, Request};
+use tidegate::model::{Clock, Descriptor, Entry, Micros, Request};
 use tidegate::rulefile::{Documents, File, Options, compile};
 use tidegate::rules::RuleSet;
 use tidegate::rules::live::LiveRules;
@@ -193,8 +193,8 @@ pub struct World {
     pub calls: Rc<RefCell<Vec<Call>>>,
     /// The rules, and from when on they were in force.
     pub rules: Vec<(Instant, Rules)>,
-    /// When the clock of Redis was set, and what it said before.
-    pub steps: Vec<(Instant, tidegate::model::Micros)>,
+    /// When the clock of Redis was set, and what it said before and after.
+    pub steps: Vec<(Instant, Micros, Micros)>,
     /// When something began to fail, and when it was well again.
     pub faults: Vec<std::ops::Range<Instant>>,
     /// When the store decides on all calls.

@@ -11,7 +11,7 @@ use tidegate::store::redis::script::{ChargeRow, Mode};
 use super::bench::Bench;
 use super::hold;
 use crate::histories::{Pause, algorithm, any_limit, charge, limit, moment, pause, taken};
-use crate::laws::bound::bound;
+use crate::laws::bound;
 use crate::world::NOON;
 
 mod equal;
