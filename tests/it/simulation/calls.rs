@@ -176,25 +176,23 @@ impl World {
                 continue;
             }
             let process = self.some_process();
-            let mut patience = 10;
-            for hit in 0..(limit.quota().limit() * (100 - rules.leased) / 100).min(12) {
-                let call = loop {
-                    let descriptors = vec![(key.clone(), "0".to_owned())];
-                    let time = (Some(Duration::from_millis(250)), Duration::MAX);
-                    let call = call(&process, &self.clock, descriptors, 1, time).await;
-                    self.trace.borrow_mut().push(call.to_string());
+            let (mut left, mut patience) = ((limit.quota().limit() * (100 - rules.leased) / 100).min(12), 10);
+            while left > 0 {
+                let descriptors = vec![(key.clone(), "0".to_owned())];
+                let time = (Some(Duration::from_millis(250)), Duration::MAX);
+                let call = call(&process, &self.clock, descriptors, 1, time).await;
+                self.trace.borrow_mut().push(call.to_string());
+                let (is_of_policy, is_local) = (call.is_of_policy(), call.parts[0].by == Some(Provenance::Local));
+                if is_of_policy && patience > 0 {
                     // Where all calls were too late, each is followed by a pause until some are in time.
-                    if !call.is_of_policy() || patience == 0 {
-                        break call;
-                    }
-                    self.calls.borrow_mut().push(call);
                     patience -= 1;
                     sleep(PAUSE).await;
-                };
-                if !call.is_admitted() || call.is_of_policy() {
-                    self.broken.push(format!("at rest hit {hit} of {key} is not admitted: {call}"));
+                } else if is_of_policy || !call.is_admitted() {
+                    self.broken.push(format!("at rest {key} is refused with {left} hits to come: {call}"));
                     break;
                 }
+                // What an instance admits by itself is charged later.
+                left -= u32::from(!is_of_policy || is_local);
                 self.calls.borrow_mut().push(call);
             }
         }
