@@ -27,6 +27,9 @@ const GIVEN_BACK: Duration = Duration::from_millis(1_200);
 /// The time in which an instance learns that a server is not as far away as it was.
 const FURTHER_AWAY: Duration = Duration::from_millis(300);
 
+/// The time for which an instance uses what it has learnt of the clock of a server.
+const SAMPLED: Duration = Duration::from_secs(2);
+
 /// The hits on the counters of a year, by key and value.
 pub type Counters = BTreeMap<(&'static str, String), u64>;
 
@@ -286,8 +289,13 @@ impl World {
     /// Says if a counter was charged when no caller was waiting for it.
     fn charged_late(&self, calls: &[Call]) -> Option<String> {
         let charged = self.deployment.servers.iter().flat_map(|server| server.charged.take());
-        // After a step back, a command looks as young as it was before.
-        let is_set = |at: Instant| self.steps.iter().any(|(set, ..)| *set <= at && at < *set + Duration::from_secs(4));
+        // After a step back, a command looks as young as it was before, until a reply tells of the step.
+        let is_set = |at: Instant| {
+            let mut back = self.steps.iter().filter(|(_, before, after)| after < before);
+            back.any(|(set, before, after)| {
+                *set <= at && at < *set + Duration::from_micros(before.saturating_sub(*after).get()) + SAMPLED
+            })
+        };
         for (at, value, hits) in charged.filter(|(at, ..)| !is_set(*at)) {
             let is_waiting =
                 |call: &&Call| call.began <= at && at <= call.began + call.timeout.unwrap_or(Duration::from_millis(10));
