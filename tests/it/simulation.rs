@@ -32,7 +32,7 @@ use world::Run;
 /// Runs of a change, and the time in which there may be more of them.
 const LEAST: u64 = 500;
 const TIME: Duration = Duration::from_secs(60);
-/// How many seeds to run in place of that, and the first.
+/// Variables with the number of seeds to run in place of that, and the first of them.
 const SEEDS: &str = "SIMULATION_SEEDS";
 const FIRST: &str = "SIMULATION_FIRST";
 /// The seed of a child process.

@@ -31,12 +31,12 @@ pub struct Call {
     pub parts: Vec<Part>,
 }
 
-/// What became of a descriptor.
+/// Answer for one descriptor.
 #[derive(Clone, Debug)]
 pub struct Part {
     pub key: String,
     pub value: String,
-    /// Who decided on it; `None` if nobody has, or if no rule limits it.
+    /// Source of the answer; `None` if there is no answer, or if no rule limits the descriptor.
     pub by: Option<Provenance>,
     /// All of its limits admit it.
     pub is_admitted: bool,

@@ -52,11 +52,11 @@ pub struct Deployment {
 /// Charges that are lost, and a master that lives on.
 #[derive(Clone)]
 pub struct Loss {
-    /// The first charge that is lost.
+    /// Time of the first lost charge.
     pub from: Instant,
-    /// When another state took the place of this one.
+    /// Time at which another state replaced this one.
     pub at: Instant,
-    /// When the last instance left the old master.
+    /// Time at which the last instance left the old master.
     pub to: Instant,
     /// The slots; `None` for all.
     of: Option<(Rc<Map>, usize)>,

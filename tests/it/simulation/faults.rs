@@ -1,4 +1,4 @@
-//! What fails in a run.
+//! Faults of a run.
 
 use std::rc::Rc;
 use std::time::Duration;

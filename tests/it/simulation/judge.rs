@@ -1,4 +1,4 @@
-//! What must hold of a run, as `docs/guarantees.md` promises it.
+//! Invariants of a run, each stated in `docs/guarantees.md`.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;

@@ -32,7 +32,7 @@ pub fn counter(key: &str, value: &str) -> String {
     format!("{{d|{key}={value}}}fixed_window:365d")
 }
 
-/// What stands under a key.
+/// Value of a key.
 #[derive(Clone, Debug, PartialEq)]
 enum Stored {
     Text(Vec<u8>),
@@ -54,7 +54,7 @@ pub type Stock = BTreeMap<Vec<u8>, Key>;
 #[derive(Default)]
 pub struct Keys {
     keys: Stock,
-    /// When a key was changed, and what it was before, the oldest first.
+    /// Changed keys: the time of the change and the key before it, oldest first.
     journal: VecDeque<(Instant, Vec<u8>, Option<Key>)>,
     /// Microseconds since the epoch, by the clock of the server.
     pub now: u64,

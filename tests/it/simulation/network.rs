@@ -94,7 +94,7 @@ impl Link {
         &self.host.address
     }
 
-    /// When bytes arrive that are sent now.
+    /// Returns the time at which bytes arrive that are sent now.
     pub fn arrival(&self) -> Instant {
         let latency = self.way.borrow().latency.clone();
         Instant::now() + Duration::from_micros(self.random.lock().u64(latency))

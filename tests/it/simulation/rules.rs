@@ -12,7 +12,7 @@ const COUNTED: u32 = 9_000;
 /// The rules of a run.
 #[derive(Clone)]
 pub struct Rules {
-    /// What stands above the descriptors.
+    /// Lines above the descriptors.
     head: String,
     pub charging: &'static str,
     /// The policies while the store fails, and while it is overloaded, where a descriptor sets none.

@@ -1,4 +1,4 @@
-//! What seeds have found, each as the shortest course of events that shows it.
+//! Faults that seeds have found, each as the shortest course of events that shows it.
 
 use std::rc::Rc;
 use std::time::Duration;

@@ -25,7 +25,7 @@ pub struct Server {
     pub named: RefCell<Option<String>>,
     /// The moment from which on no instance charges here, because another master has its place.
     pub left_by: Cell<Option<Instant>>,
-    /// When counters of `counted` were charged, of which value, and how many hits.
+    /// Charges of the counters of `counted`: time, value and hits.
     pub charged: RefCell<Vec<(Instant, usize, u64)>>,
     /// Promises that were not kept here.
     pub broken: RefCell<Vec<String>>,

@@ -32,14 +32,14 @@ use super::deployment::{Deployment, Kind};
 use super::network::{Link, Links};
 use super::rules::Rules;
 
-/// How long callers call.
+/// Time in which callers call while things fail.
 const CALLING: Duration = Duration::from_secs(8);
-/// What the service has to come to rest in: longer than two windows.
+/// Time without faults and calls: longer than two windows.
 const REST: Duration = Duration::from_secs(25);
-/// How long callers call then, while nothing fails.
+/// Time in which callers call again, while nothing fails.
 const CALLING_AGAIN: Duration = Duration::from_secs(2);
 
-/// What became of a seed.
+/// Result of a seed.
 pub struct Run {
     pub seed: u64,
     pub trace: Vec<String>,
@@ -187,17 +187,17 @@ pub struct World {
     pub deployment: Rc<Deployment>,
     pub clock: SimulatedClock,
     pub processes: Processes,
-    /// How many processes were started.
+    /// Number of processes that were started.
     pub started: usize,
     pub latency: RangeInclusive<u64>,
     pub calls: Rc<RefCell<Vec<Call>>>,
     /// The rules, and from when on they were in force.
     pub rules: Vec<(Instant, Rules)>,
-    /// When the clock of Redis was set, and what it said before and after.
+    /// Steps of the clock of Redis: when it was set, and its time before and after.
     pub steps: Vec<(Instant, Micros, Micros)>,
-    /// When something began to fail, and when it was well again.
+    /// Intervals in which something failed.
     pub faults: Vec<std::ops::Range<Instant>>,
-    /// When the store decides on all calls.
+    /// Intervals in which the store decides on all calls.
     pub calm: Vec<std::ops::Range<Instant>>,
     pub broken: Vec<String>,
     pub trace: Rc<RefCell<Vec<String>>>,
