@@ -9,6 +9,9 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::deployment::{DECIDES, Deployment, Failover, Kind};
 use super::world::{World, after};
 
+/// The longest time of a failover, or of slots that move.
+const LONGEST_CHANGE: Duration = Duration::from_secs(8);
+
 impl World {
     /// Lets things fail until the end.
     pub async fn fail(&mut self, until: Instant) {
@@ -26,7 +29,8 @@ impl World {
                 18 => self.reload(),
                 _ => self.recover().await,
             }
-            self.faults.push(began..Instant::now() + length);
+            let lasting = if self.deployment.is_changing.get() { LONGEST_CHANGE } else { length };
+            self.faults.push(began..Instant::now() + lasting);
         }
         sleep_until(until).await;
     }
