@@ -14,6 +14,8 @@ use crate::histories::{
     taken, window,
 };
 use crate::world::NOON;
+pub use bound::bound;
+use bound::ticks;
 use changes::{
     a_changed_algorithm_or_window_starts_a_new_counter, a_changed_limit_keeps_the_hits_already_used,
     a_refused_charge_that_is_counted_stays, what_is_left_under_another_limit_is_that_limit_less_what_was_used,
@@ -28,6 +30,7 @@ use delays::{
 use oracle::{Oracle, Told};
 use stores::{Counters, Store};
 
+pub mod bound;
 mod changes;
 mod delays;
 mod long_logs;
@@ -160,38 +163,6 @@ fn used_and_refused<'a>(
         has_refused |= counters.charge(limit, charging, now, amount.of(&limit)).is_refused;
     }
     (counters, now, has_refused)
-}
-
-/// How many ticks of the limit have begun.
-fn ticks(limit: &Limit, now: Micros) -> u128 {
-    u128::from(now.get() / limit.quota().tick().get())
-}
-
-/// The most hits that any interval admits, from a moment to another.
-pub fn bound(limit: &Limit, from: Micros, to: Micros) -> u128 {
-    let quota = limit.quota();
-    match limit.algorithm() {
-        Algorithm::FixedWindow => {
-            let window = quota.window().length().get();
-            u128::from(quota.limit()) * u128::from(to.get() / window - from.get() / window + 1)
-        }
-        // Each window its limit, less what is left of the one before, where that was full.
-        Algorithm::SlidingWindow => {
-            let window = quota.window().length().get();
-            let windows = u128::from(to.get() / window - from.get() / window + 1);
-            let elapsed = u128::from(to.get() % window / quota.tick().get());
-            let (limit, ticks) = (u128::from(quota.limit()), u128::from(quota.ticks()));
-            limit * windows - if windows > 1 { limit * (ticks - elapsed) / ticks } else { 0 }
-        }
-        // The limit in any window's length, wherever it begins.
-        Algorithm::SlidingLog => {
-            u128::from(quota.limit()) * u128::from((to.get() - from.get()) / quota.window().length().get() + 1)
-        }
-        Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::Gcra => {
-            let drained = (ticks(limit, to) - ticks(limit, from)) * u128::from(quota.limit());
-            u128::from(quota.burst()) + drained / u128::from(quota.ticks())
-        }
-    }
 }
 
 fn every_answer_is_the_one_that_the_definitions_give(store: &Store) {

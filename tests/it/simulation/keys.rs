@@ -1,9 +1,17 @@
 //! The keys of a simulated Redis, and the commands that the script of the service uses.
 
-use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
-use super::cluster::{Cluster, slot};
+use tokio::time::Instant;
+
+use super::cluster::{Elsewhere, View, slot};
+
+/// The time for which changes are kept: the longest lag of a replica.
+const JOURNAL: Duration = Duration::from_secs(1);
+
+/// The error for a key that another server has, or is about to have.
+const NOT_LOCAL: &str = "access a non local key in a cluster node";
 
 /// A reply of the server.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,7 +24,15 @@ pub enum Reply {
     Error(String),
 }
 
-/// What stands under a key.
+/// The values of descriptors: 0, 1 and 2.
+pub const VALUES: usize = 3;
+
+/// The name of the counter of a fixed window of a year.
+pub fn counter(key: &str, value: &str) -> String {
+    format!("{{d|{key}={value}}}fixed_window:365d")
+}
+
+/// Value of a key.
 #[derive(Clone, Debug, PartialEq)]
 enum Stored {
     Text(Vec<u8>),
@@ -25,32 +41,38 @@ enum Stored {
 }
 
 #[derive(Clone, Debug)]
-struct Key {
+pub struct Key {
     stored: Stored,
     /// Milliseconds since the epoch; `None` if it never expires.
     expires: Option<u64>,
 }
 
-/// Keys that move to another server.
-pub struct Taken(Vec<(Vec<u8>, Key)>);
+/// Keys by name.
+pub type Stock = BTreeMap<Vec<u8>, Key>;
 
 /// The keys of one server.
 #[derive(Default)]
 pub struct Keys {
-    keys: BTreeMap<Vec<u8>, Key>,
+    keys: Stock,
+    /// Changed keys: the time of the change and the key before it, oldest first.
+    journal: VecDeque<(Instant, Vec<u8>, Option<Key>)>,
     /// Microseconds since the epoch, by the clock of the server.
     pub now: u64,
     /// Commands that need memory are refused.
     pub is_full: bool,
-    has_written: bool,
-    /// The number of the server in its cluster, whose slots it has.
-    pub place: Option<(usize, Rc<Cluster>)>,
+    pub has_written: bool,
+    /// The server refuses writes.
+    pub is_replica: bool,
+    /// The cluster, if the server is in one.
+    pub view: Option<View>,
+    /// `ASKING` came before the command.
+    pub is_asking: bool,
 }
 
 impl Keys {
     /// Begins a script, which may write what needs memory as long as it has written nothing.
-    pub fn begin(&mut self, now: u64) {
-        (self.now, self.has_written) = (now, false);
+    pub fn begin(&mut self, now: u64, is_asking: bool) {
+        (self.now, self.has_written, self.is_asking) = (now, false, is_asking);
         let due = now / 1_000;
         self.keys.retain(|_, key| key.expires.is_none_or(|expires| expires > due));
     }
@@ -63,43 +85,80 @@ impl Keys {
         }
     }
 
+    /// The hits on the counter of `counted`, by its value.
+    pub fn counted(&self) -> [u64; VALUES] {
+        std::array::from_fn(|value| self.count(counter("counted", &value.to_string()).as_bytes()))
+    }
+
     /// The keys that never expire.
     pub fn endless(&self) -> Vec<String> {
         let endless = self.keys.iter().filter(|(_, key)| key.expires.is_none());
         endless.map(|(name, _)| String::from_utf8_lossy(name).into_owned()).collect()
     }
 
-    /// Takes the keys of these slots out.
-    pub fn take(&mut self, slots: &std::ops::Range<usize>) -> Taken {
-        let names: Vec<_> = self.keys.keys().filter(|name| slots.contains(&slot(name))).cloned().collect();
-        Taken(names.into_iter().filter_map(|name| self.keys.remove_entry(&name)).collect())
+    /// Takes keys of these slots out, with their copies: each with this chance.
+    pub fn take(&mut self, slots: &std::ops::Range<usize>, mut is_taken: impl FnMut() -> bool) -> Stock {
+        self.journal.clear();
+        self.keys.extract_if(.., |name, _| slots.contains(&slot(name)) && is_taken()).collect()
     }
 
-    pub fn add(&mut self, Taken(keys): Taken) {
+    pub fn add(&mut self, keys: Stock) {
+        self.journal.clear();
         self.keys.extend(keys);
     }
 
-    pub fn clear(&mut self) {
-        self.keys.clear();
+    /// Puts these keys in place of all.
+    pub fn replace(&mut self, keys: Stock) {
+        self.journal.clear();
+        self.keys = keys;
+    }
+
+    /// Returns the keys as they were at `moment`, which a replica has got of them.
+    pub fn as_of(&self, moment: Instant) -> Stock {
+        let mut keys = self.keys.clone();
+        for (_, name, before) in self.journal.iter().rev().take_while(|(at, ..)| *at > moment) {
+            match before {
+                Some(key) => keys.insert(name.clone(), key.clone()),
+                None => keys.remove(name),
+            };
+        }
+        keys
+    }
+
+    /// Returns true if a key is there.
+    pub fn has(&self, name: &[u8]) -> bool {
+        self.keys.contains_key(name)
     }
 
     /// Runs a command.
     pub fn run(&mut self, command: &[Vec<u8>]) -> Reply {
         let (name, arguments) = command.split_first().expect("a command has a name");
         let name = String::from_utf8_lossy(name).to_uppercase();
-        if let (Some((own, cluster)), [key, ..]) = (&self.place, arguments)
-            && cluster.owner(slot(key)) != *own
+        if let (Some(view), [key, ..]) = (&self.view, arguments)
+            && let Some(elsewhere) = view.elsewhere(&[key], self.is_asking, |key| self.has(key))
         {
-            return Reply::Error("ERR Script attempted to access a non local key in a cluster node".to_owned());
+            let is_down = elsewhere == Elsewhere::Down;
+            let what = if is_down { "execute a command while the cluster is down" } else { NOT_LOCAL };
+            return Reply::Error(format!("ERR Script attempted to {what}"));
         }
         let needs_memory = matches!(name.as_str(), "SET" | "ZADD");
+        let writes = needs_memory || matches!(name.as_str(), "PEXPIRE" | "ZREMRANGEBYRANK" | "UNLINK");
+        if writes && self.is_replica {
+            return Reply::Error("READONLY You can't write against a read only replica.".to_owned());
+        }
         // As Redis: after a write, what needs memory is taken.
         if needs_memory && self.is_full && !self.has_written {
             return Reply::Error("OOM command not allowed when used memory > 'maxmemory'.".to_owned());
         }
+        if let (true, [key, ..]) = (writes, arguments) {
+            let now = Instant::now();
+            while self.journal.front().is_some_and(|(at, ..)| *at + JOURNAL < now) {
+                self.journal.pop_front();
+            }
+            self.journal.push_back((now, key.clone(), self.keys.get(key).cloned()));
+        }
         let reply = self.named(&name, arguments);
-        self.has_written |= matches!(name.as_str(), "SET" | "ZADD" | "PEXPIRE" | "ZREMRANGEBYRANK" | "UNLINK")
-            && !matches!(reply, Reply::Nothing | Reply::Error(_));
+        self.has_written |= writes && !matches!(reply, Reply::Nothing | Reply::Error(_));
         reply
     }
 

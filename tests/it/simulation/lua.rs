@@ -49,7 +49,7 @@ impl Interpreter {
     /// Runs the script of that name; `None` if it was not read.
     ///
     /// # Errors
-    /// What a script raises, which ours never does.
+    /// An error that the script raises, which ours never does.
     pub fn run(&self, sha1: &str, keys: &[Vec<u8>], arguments: &[Vec<u8>]) -> Option<Result<Reply, String>> {
         let script = self.scripts.borrow().get(sha1)?.clone();
         let list = |texts: &[Vec<u8>]| {
@@ -95,7 +95,7 @@ fn value(lua: &Lua, reply: Reply) -> mlua::Result<Value> {
     }
 }
 
-/// What one letter of a format stands for.
+/// Field that one letter of a format describes.
 enum Field {
     Unsigned(usize),
     Signed(usize),

@@ -1,4 +1,5 @@
-//! The network between the instances and a simulated Redis, in virtual time: latencies, silence, and connections that are cut.
+//! The network between the instances and the simulated servers, in virtual time: latency, silence in one direction or both, and connections that
+//! are cut. It is a stream of bytes, as TCP is: it loses replies only together with their connection, and repeats none.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,17 +26,33 @@ pub struct Way {
     pub latency: RangeInclusive<u64>,
     /// Nothing arrives, until this ends.
     pub is_silent: bool,
+    /// Requests arrive, and no replies.
+    pub is_mute: bool,
     /// Connections are refused.
     pub is_closed: bool,
     /// Each change ends all connections.
     pub resets: u64,
 }
 
+/// A server as the network knows it.
+pub struct Host {
+    pub address: String,
+    accepted: mpsc::UnboundedSender<Accepted>,
+    process: watch::Sender<ServerProcess>,
+}
+
+#[derive(Default)]
+struct ServerProcess {
+    is_down: bool,
+    /// Each change ends all connections.
+    ends: u64,
+}
+
 /// The way between an instance and a server.
 pub struct Link {
     pub way: watch::Sender<Way>,
     random: Mutex<fastrand::Rng>,
-    server: mpsc::UnboundedSender<Accepted>,
+    host: Arc<Host>,
 }
 
 /// A connection as a server has it.
@@ -46,17 +63,38 @@ pub struct Accepted {
 }
 
 /// The network as one instance sees it.
-#[derive(Clone, Default)]
-pub struct Links(pub Arc<Mutex<BTreeMap<String, Arc<Link>>>>);
+pub struct Links(BTreeMap<String, Arc<Link>>);
 
-impl Link {
-    pub fn new(latency: RangeInclusive<u64>, seed: u64, server: mpsc::UnboundedSender<Accepted>) -> Arc<Self> {
-        let way = Way { latency, is_silent: false, is_closed: false, resets: 0 };
-        let random = Mutex::new(fastrand::Rng::with_seed(seed));
-        Arc::new(Self { way: watch::Sender::new(way), random, server })
+impl Host {
+    /// Creates a host, and the receiver of its connections.
+    pub fn new(address: String) -> (Arc<Self>, mpsc::UnboundedReceiver<Accepted>) {
+        let (accepted, connections) = mpsc::unbounded_channel();
+        (Arc::new(Self { address, accepted, process: watch::Sender::default() }), connections)
     }
 
-    /// When bytes arrive that are sent now.
+    /// Ends all connections.
+    pub fn cut(&self) {
+        self.process.send_modify(|process| process.ends += 1);
+    }
+
+    /// Starts or kills the server. A killed one refuses connections.
+    pub fn set_down(&self, is_down: bool) {
+        self.process.send_modify(|process| (process.is_down, process.ends) = (is_down, process.ends + 1));
+    }
+}
+
+impl Link {
+    pub fn new(latency: RangeInclusive<u64>, seed: u64, host: Arc<Host>) -> Arc<Self> {
+        let way = Way { latency, is_silent: false, is_mute: false, is_closed: false, resets: 0 };
+        let random = Mutex::new(fastrand::Rng::with_seed(seed));
+        Arc::new(Self { way: watch::Sender::new(way), random, host })
+    }
+
+    pub fn address(&self) -> &str {
+        &self.host.address
+    }
+
+    /// Returns the time at which bytes arrive that are sent now.
     pub fn arrival(&self) -> Instant {
         let latency = self.way.borrow().latency.clone();
         Instant::now() + Duration::from_micros(self.random.lock().u64(latency))
@@ -67,7 +105,7 @@ impl Link {
         sleep_until(self.arrival()).await;
         self.is_heard().await;
         sleep_until(self.arrival()).await;
-        if self.way.borrow().is_closed {
+        if self.way.borrow().is_closed || self.host.process.borrow().is_down {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let (ours, theirs) = tokio::io::duplex(1 << 20);
@@ -75,15 +113,14 @@ impl Link {
         let (requests, arriving) = mpsc::unbounded_channel();
         let (replies, returning) = mpsc::unbounded_channel();
         let accepted = Accepted { link: Arc::clone(&self), requests: arriving, replies };
-        if self.server.send(accepted).is_err() {
+        if self.host.accepted.send(accepted).is_err() {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let back = Arc::clone(&self);
         tokio::spawn(async move {
-            let resets = self.way.subscribe();
             tokio::select! {
                 biased;
-                () = reset(resets) => {}
+                () = self.is_cut() => {}
                 () = there(&self, from_client, requests) => {}
                 () = and_back(&back, to_client, returning) => {}
             }
@@ -96,12 +133,19 @@ impl Link {
         // The sender lives as long as this link.
         let _ = self.way.subscribe().wait_for(|way| !way.is_silent).await;
     }
-}
 
-/// Waits until all connections end.
-pub async fn reset(mut way: watch::Receiver<Way>) {
-    let before = way.borrow().resets;
-    let _ = way.wait_for(|way| way.resets != before).await;
+    /// Waits until all connections end, on this way or of its server. Notes their number when it is called.
+    pub fn is_cut(&self) -> impl Future<Output = ()> + Send + use<> {
+        let (mut way, mut process) = (self.way.subscribe(), self.host.process.subscribe());
+        let (resets, ends) = (way.borrow().resets, process.borrow().ends);
+        async move {
+            tokio::select! {
+                biased;
+                _ = way.wait_for(|way| way.resets != resets) => {}
+                _ = process.wait_for(|process| process.ends != ends) => {}
+            }
+        }
+    }
 }
 
 async fn there(link: &Link, mut from: ReadHalf<DuplexStream>, to: mpsc::UnboundedSender<Packet>) {
@@ -118,7 +162,7 @@ async fn there(link: &Link, mut from: ReadHalf<DuplexStream>, to: mpsc::Unbounde
 async fn and_back(link: &Link, mut to: WriteHalf<DuplexStream>, mut from: mpsc::UnboundedReceiver<Packet>) {
     while let Some((at, bytes)) = from.recv().await {
         sleep_until(at).await;
-        link.is_heard().await;
+        let _ = link.way.subscribe().wait_for(|way| !way.is_silent && !way.is_mute).await;
         if to.write_all(&bytes).await.is_err() {
             break;
         }
@@ -127,9 +171,15 @@ async fn and_back(link: &Link, mut to: WriteHalf<DuplexStream>, mut from: mpsc::
     sleep(Duration::from_micros(1)).await;
 }
 
+impl Links {
+    pub fn new(links: &[Arc<Link>]) -> Self {
+        Self(links.iter().map(|link| (link.address().to_owned(), Arc::clone(link))).collect())
+    }
+}
+
 impl Network for Links {
     fn connect<'a>(&'a self, address: &'a Address, _: Option<SocketAddr>, _: Option<&'a Tls>) -> Connecting<'a> {
-        let link = self.0.lock().get(&address.to_string()).map(Arc::clone);
+        let link = self.0.get(&address.to_string()).map(Arc::clone);
         Box::pin(async move {
             match link {
                 Some(link) => link.connect().await,

@@ -1,4 +1,4 @@
-//! What seeds have found, each as the shortest course of events that shows it.
+//! Faults that seeds have found, each as the shortest course of events that shows it.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -7,8 +7,9 @@ use tidegate::model::{Outcome, Provenance};
 use tokio::time::{Instant, sleep};
 
 use super::clock::SimulatedClock;
+use super::deployment::{Deployment, Kind};
 use super::server::Server;
-use super::world::{Process, on_virtual_time, process, request};
+use super::world::{Process, on_virtual_time, request};
 
 const RULES: &str = "domain: d
 on_store_overload: closed
@@ -27,12 +28,12 @@ async fn call(instance: &Process, keys: &[&str]) -> (Outcome, Option<Provenance>
 }
 
 /// A server, and an instance that is connected to it.
-async fn connected() -> (Rc<Server>, Process) {
+async fn connected() -> (Rc<Server>, Rc<Process>) {
     let clock = SimulatedClock::new(Instant::now(), 0);
-    let (server, accepted) = Server::start(clock.clone(), None, Rc::default());
-    let instance = process(RULES, clock, 100..=200, 1, &[accepted]);
+    let deployment = Deployment::new(Kind::Single, &clock, &Rc::default());
+    let instance = Process::start((0, 1), RULES, clock, 100..=200, 1, &deployment);
     sleep(Duration::from_millis(500)).await;
-    (server, instance)
+    (Rc::clone(&deployment.servers[0]), instance)
 }
 
 /// Seed 96: while all calls are too late, each is followed by a pause. The call that would load the script again fell into the pause after its own first
