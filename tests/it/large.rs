@@ -61,6 +61,7 @@ descriptors:
   - { key: shy-quota, quota_mode: true, expose: false, rate_limit: { unit: day, requests_per_unit: 3 } }
   - { key: held, rate_limit: { unit: minute, requests_per_unit: 4, algorithm: leaky_bucket, delay: { max: 60s, delivery: hold } } }
   - { key: also-held, rate_limit: { unit: minute, requests_per_unit: 4, algorithm: leaky_bucket, delay: { max: 60s, delivery: hold } } }
+  - { key: long-held, rate_limit: { unit: minute, requests_per_unit: 2, algorithm: leaky_bucket, delay: { max: 60s, delivery: hold } } }
   - key: shadow-held
     shadow_mode: true
     rate_limit: { unit: minute, requests_per_unit: 2, algorithm: leaky_bucket, delay: { max: 60s, delivery: hold } }
@@ -70,7 +71,7 @@ descriptors:
 ";
 
 /// The keys of the rules, and one of no rule. The first ones are limits; the last ones are not in random requests.
-const KEYS: [&str; 27] = [
+const KEYS: [&str; 28] = [
     "user",
     "gcra",
     "log",
@@ -94,6 +95,7 @@ const KEYS: [&str; 27] = [
     "shy-quota",
     "held",
     "also-held",
+    "long-held",
     "shadow-held",
     "warns",
     "shut",
@@ -297,8 +299,8 @@ async fn what_decides_behind_sixteen_limits_is_told_of_a_large_request_as_of_a_w
         ),
         (
             "the longest wait decides although a shorter one follows",
-            vec![one("held"), one("also-held")],
-            vec![takes("held", 0, 2), one("also-held")],
+            vec![one("long-held"), one("held")],
+            vec![one("long-held"), one("held")],
         ),
         (
             "a policy answers for a limit, and not for a shadow",

@@ -12,8 +12,9 @@ const REQUESTS: &str =
 const OVERLAY: &str = "--- overlay\n";
 
 /// What is written below `domain: d`, with LIMIT and REQUESTS for the texts above; the place and the advice.
-const MISTAKES: [(&str, &str, &str); 49] = [
+const MISTAKES: [(&str, &str, &str); 50] = [
     ("descriptors: [{ key: remote_address, LIMIT }]", "2:22", "write `entries: { remote_address: { as: ip } }`"),
+    ("descriptors: [{ key: \"^user$\", LIMIT }]", "2:22", "looks like a regular expression"),
     ("descriptors: [{ key: X-Forwarded-For, LIMIT }]", "2:22", "write `entries: { X-Forwarded-For: { as: ip } }`"),
     ("descriptors: [{ key: user, LIMIT }]\nentries: { usr: { as: path } }", "3:12", "check the spelling"),
     (

@@ -558,6 +558,10 @@ fn eight_mebibytes_of_anything_are_refused() {
         let (document, problems) = read_bytes(text.as_bytes());
         assert!(document.is_none() && problems.len() <= 201, "{}", text.get(..40).unwrap());
     }
+}
+
+#[test]
+fn a_file_of_more_than_32_mebibytes_is_refused_at_its_beginning() {
     assert_says(
         &refused(&format!("domain: d{}", " ".repeat(32 << 20))),
         &["1:1: The file is too large: it has 33554441 bytes"],

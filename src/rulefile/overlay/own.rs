@@ -45,9 +45,6 @@ impl Laying<'_> {
     pub(super) fn own_rules(&mut self, documents: &mut Documents) {
         let overlay = self.overlay;
         let with_rules = || overlay.layers.iter().filter(|layer| !layer.document.descriptors.is_empty());
-        if with_rules().next().is_none() {
-            return;
-        }
         let first = self.first_file;
         for (path, list) in &overlay.lists {
             documents.lists.entry(path.clone()).or_insert_with(|| list.clone());

@@ -98,5 +98,6 @@ async fn a_connection_that_swallows_the_only_call_is_given_up() {
     caller.ask("open", "second").await.expect("the overload policy decides");
     let in_flight = async || metric(&server, "tidegate_store_calls_in_flight").await;
     assert!(in_flight().await > 0.0, "its reply is still owed");
+    assert!(metric(&server, "tidegate_store_calls_limit").await >= 1.0);
     eventually("another call may be sent", async || (in_flight().await == 0.0).then_some(())).await;
 }
