@@ -112,7 +112,7 @@ async fn where_every_connection_has_a_call_new_ones_are_taken_up_to_the_cap() {
     let edge = Edge::grpc_with_most_idle(limits(), 6, 2).await;
     let mut calls = Vec::new();
     for _ in 0..6 {
-        calls.push(in_flight(edge.address, 2_000).await);
+        calls.push(in_flight(edge.address, 5_000).await);
     }
     let mut beyond = edge.socket().await;
     assert_eq!(until_closed(&mut beyond).await, b"");
