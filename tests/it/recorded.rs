@@ -101,7 +101,8 @@ impl World {
         let site = Site::start_with(&["--cluster-node-timeout", "2000"]).await;
         let (apart, direct) = (site.apart(), site.cluster.addresses());
         let rules = Rules::new();
-        let history = History { counters: rules.counters.clone(), instances: INSTANCES as u64, ..History::default() };
+        let (clock, counters) = (Clock::start(), rules.counters.clone());
+        let history = History { began: clock.epoch_us, counters, instances: INSTANCES as u64, ..History::default() };
         let mut world = Self {
             site,
             addresses: [apart, direct.clone(), direct],
@@ -112,7 +113,7 @@ impl World {
             is_changed: false,
             random: fastrand::Rng::with_seed(seed),
             turn: 0,
-            clock: Clock::start(),
+            clock,
             history,
         };
         world.write_rules();

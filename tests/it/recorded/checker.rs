@@ -16,6 +16,8 @@ pub const SECOND: Time = 1_000_000;
 /// The longest time for which a call may wait for its answer, and that in medians: where every other call takes long, the machine is busy.
 const IN_TIME: Time = 5 * SECOND;
 const IN_TIME_MEDIANS: Time = 10;
+/// The time after which a caller waits no longer (`support::PATIENCE`), less what a timer may be early.
+const GIVEN_UP: Time = 59 * SECOND;
 /// The time after an answer by policy in which the charge may still be executed: a server finds a command late by its deadline, in RESP2 up
 /// to 1 s after it.
 const LATE: Time = 1_500_000;
@@ -91,6 +93,8 @@ pub struct Fault {
 
 #[derive(Clone, Debug, Default)]
 pub struct History {
+    /// The time from which lines about it count theirs.
+    pub began: Time,
     pub counters: Vec<Counter>,
     pub instances: u64,
     pub calls: Vec<Call>,
@@ -251,6 +255,8 @@ impl History {
         }
         let what = match &call.answer {
             _ if call.answered - call.sent > in_time => "is answered too late",
+            // The caller gave up, on a machine that makes everybody wait.
+            Answer::Failed(Code::DeadlineExceeded) if call.answered - call.sent >= GIVEN_UP => return None,
             Answer::Failed(Code::Unavailable) if policies.contains(&"error") => return None,
             Answer::Failed(_) => "ends with an error",
             Answer::Policy { names, .. } if !names.iter().all(|name| policies.contains(&&**name)) => {
@@ -365,16 +371,11 @@ impl History {
         text
     }
 
-    fn began(&self) -> Time {
-        self.calls.iter().map(|call| call.sent).min().unwrap_or(0)
-    }
-
     /// One line about a call.
     pub fn line(&self, call: &Call) -> String {
         let Call { instance, hits, sent, answered, answer, provenance, .. } = call;
-        let began = self.began();
         let names: Vec<_> = call.counters.iter().map(|counter| &*self.counters[*counter].name).collect();
-        let [sent, answered] = [sent - began, answered - began].map(seconds);
+        let [sent, answered] = [sent, answered].map(|time| seconds(time.saturating_sub(self.began)));
         format!(
             "{sent} to {answered}, instance {instance}, {hits} hits of {}: {answer:?}, {provenance}",
             names.join(" and ")
@@ -382,7 +383,7 @@ impl History {
     }
 
     fn fault_line(&self, fault: &Fault) -> String {
-        let [from, to] = [fault.from, fault.to].map(|time| seconds(time.saturating_sub(self.began())));
+        let [from, to] = [fault.from, fault.to].map(|time| seconds(time.saturating_sub(self.began)));
         let forgotten: Vec<_> = fault.forgotten.iter().map(|counter| &*self.counters[*counter].name).collect();
         let forgets =
             if forgotten.is_empty() { String::new() } else { format!("; may forget {}", forgotten.join(", ")) };

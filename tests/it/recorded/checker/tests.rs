@@ -25,7 +25,7 @@ fn counter(counting: Counting) -> Counter {
 }
 
 fn history(counter: Counter) -> History {
-    History { counters: vec![counter], instances: 3, ..History::default() }
+    History { began: BEGIN, counters: vec![counter], instances: 3, ..History::default() }
 }
 
 fn policy(name: &str, is_admitted: bool) -> Answer {
@@ -191,6 +191,12 @@ fn answers_that_are_late_or_wrong_are_found() {
     of("open", policy("open", false)).assert_broken("refused by the policy `open`");
     of("error", Answer::Failed(Code::Unavailable)).assert_kept();
     of("error", Answer::Failed(Code::Internal)).assert_broken("ends with an error");
+    // A caller that gives up has waited too long, unless everybody waits.
+    let given_up =
+        || history(counter(Counting::SlidingLog)).call([0, 60_000], 1, Answer::Failed(Code::DeadlineExceeded));
+    (0..2).fold(given_up(), |history, _| history.admitted(0, 1)).assert_broken("answered too late");
+    (0..2).fold(given_up(), |history, _| history.call([0, 6_000], 1, Answer::Admitted)).assert_kept();
+    call(Answer::Failed(Code::DeadlineExceeded)).assert_broken("ends with an error");
     // Calls to an instance that is killed fail, and no others.
     let cut = || call(Answer::Failed(Code::Unknown));
     cut().fault([0, 1], vec![], Some(0)).assert_kept();
