@@ -56,7 +56,8 @@ impl World {
         for key in limits.keys() {
             for value in VALUES_OF {
                 broken.extend(self.too_many(&calls, key, value, None));
-                for process in 0..self.started {
+                let is_local = self.rules[0].1.policies_of(key).contains(&"local");
+                for process in (0..self.started).filter(|_| is_local) {
                     broken.extend(self.too_many(&calls, key, value, Some(process)));
                 }
             }
