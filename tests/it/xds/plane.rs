@@ -174,7 +174,6 @@ pub fn response(version: &str, nonce: &str, resources: &[RateLimitConfig]) -> Re
         nonce: nonce.to_owned(),
         type_url: TYPE_URL.to_owned(),
         resources: resources.iter().map(any).collect(),
-        ..DiscoveryResponse::default()
     })
 }
 
