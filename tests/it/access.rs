@@ -4,16 +4,14 @@ use std::process::Stdio;
 
 use rustix::process::Signal;
 use tempfile::NamedTempFile;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tokio::process::Command;
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
+use crate::grpc;
 use crate::http;
 use crate::redis::Single;
 use crate::redis::cluster::Cluster;
@@ -61,8 +59,7 @@ impl Service {
 
     /// Charges the counter of this key and value: what remains of it.
     async fn ask(&self, key: &'static str, value: &str) -> Result<u32, Code> {
-        let client = RateLimitServiceClient::connect(format!("http://{}", self.tidegate.grpc)).await;
-        let mut client = client.expect("it takes connections");
+        let mut client = grpc::client(self.tidegate.grpc).await;
         let answer = in_time("it is answered", client.should_rate_limit(request(key, value))).await;
         answer.map(|answer| answer.into_inner().statuses[0].limit_remaining).map_err(|status| status.code())
     }
@@ -101,9 +98,7 @@ impl Service {
 }
 
 fn request(key: &'static str, value: &str) -> RateLimitRequest {
-    let entries = vec![Entry { key: key.into(), value: value.to_owned().into() }];
-    let descriptors = vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }];
-    RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 0 }
+    grpc::one("d", key, value)
 }
 
 /// A user of one server, with a password of its own.

@@ -12,10 +12,7 @@ use serde_json::{Value, json};
 use tidegate::limiter::CallerTime;
 use tidegate::model::Micros;
 use tidegate::proto::codec::{Incoming, Outgoing};
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tidegate::rulefile::{Options, load};
 use tidegate::rules::live::LiveRules;
@@ -27,10 +24,10 @@ use tidegate::transport::page::PageGate;
 use tidegate::transport::wire::Answers;
 use tokio::process::Command;
 use tokio::time::{Instant, timeout};
-use tonic::transport::Channel;
 use tower::ServiceExt;
 
 use crate::envoy::proxy::{Proxy, get};
+use crate::grpc;
 use crate::support::{Tidegate, in_time, output, repository, rule_file};
 use crate::wire;
 use crate::world::{HandClock, NOON, file, guard};
@@ -56,7 +53,7 @@ descriptors:
 /// A server with these rules, and a client of it.
 struct Served {
     tidegate: Tidegate,
-    client: RateLimitServiceClient<Channel>,
+    client: grpc::Client,
 }
 
 impl Served {
@@ -67,8 +64,8 @@ impl Served {
     async fn of(text: &str, variables: &[(&str, &str)]) -> Self {
         let rules = rule_file(text);
         let tidegate = Tidegate::start(rules.path(), variables).await;
-        let client = RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await;
-        Self { tidegate, client: client.expect("the server answers") }
+        let client = grpc::client(tidegate.grpc).await;
+        Self { tidegate, client }
     }
 
     /// The answer for a user of the free plan, who asks for a path.
@@ -78,14 +75,7 @@ impl Served {
 
     /// The answer for these descriptors.
     async fn ask_for(&mut self, descriptors: &[&[(&str, &str)]]) -> RateLimitResponse {
-        let entry =
-            |(key, value): &(&str, &str)| Entry { key: (*key).to_owned().into(), value: (*value).to_owned().into() };
-        let descriptor = |entries: &&[(&str, &str)]| RateLimitDescriptor {
-            entries: entries.iter().map(entry).collect(),
-            ..RateLimitDescriptor::default()
-        };
-        let descriptors = descriptors.iter().map(descriptor).collect();
-        let request = RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 };
+        let request = grpc::request("edge", descriptors.iter().map(|entries| grpc::descriptor(entries)));
         in_time("it is answered", self.client.should_rate_limit(request)).await.expect("no error").into_inner()
     }
 
@@ -285,9 +275,7 @@ fn holding() -> Edge {
 
 /// A request of this user.
 fn request(user: &str) -> RateLimitRequest {
-    let entry = Entry { key: "user".into(), value: user.to_owned().into() };
-    let descriptors = vec![RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() }];
-    RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 }
+    grpc::one("edge", "user", user)
 }
 
 /// A call for this user, and how long it waits for its answer.

@@ -5,14 +5,12 @@ use std::process::Stdio;
 
 use prost::Message;
 use rustix::process::Signal;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::Command;
 
+use crate::grpc;
 use crate::http;
 use crate::redis::Single;
 use crate::support::{Tidegate, eventually, output, rule_file};
@@ -44,17 +42,8 @@ fn is_clean(bytes: &[u8]) -> bool {
 }
 
 fn request(key: &str, more: &[(&str, &str)]) -> RateLimitRequest {
-    let entry = |(key, value): (&str, &str)| Entry { key: key.to_owned().into(), value: value.to_owned().into() };
-    let descriptor = |entries: &[(&str, &str)]| RateLimitDescriptor {
-        entries: entries.iter().copied().map(entry).collect(),
-        ..RateLimitDescriptor::default()
-    };
     let deep = [&[("api_key", key)], more].concat();
-    RateLimitRequest {
-        domain: "edge".to_owned(),
-        descriptors: vec![descriptor(&[("api_key", key)]), descriptor(&deep)],
-        hits_addend: 0,
-    }
+    grpc::request("edge", [grpc::descriptor(&[("api_key", key)]), grpc::descriptor(&deep)])
 }
 
 /// No page of the debug listener has the canary.
@@ -91,8 +80,7 @@ async fn tapped(stream: &mut TcpStream) -> String {
 /// A request that a rule denies for another descriptor.
 fn denied() -> RateLimitRequest {
     let mut denied = request(CANARY, &[("path", "/")]);
-    let ip = Entry { key: "ip".into(), value: "192.0.2.77".into() };
-    denied.descriptors.push(RateLimitDescriptor { entries: vec![ip], ..RateLimitDescriptor::default() });
+    denied.descriptors.push(grpc::descriptor(&[("ip", "192.0.2.77")]));
     denied
 }
 
@@ -118,8 +106,7 @@ async fn a_sensitive_value_is_found_nowhere_after_a_full_run() {
         ];
         let mut tidegate =
             Tidegate::start(rules, &settings.each_ref().map(|(name, value)| (*name, value.as_str()))).await;
-        let client = RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await;
-        let mut client = client.expect("it answers");
+        let mut client = grpc::client(tidegate.grpc).await;
         let mut decisions = tap(&tidegate).await;
         let mut refused = 0;
         for _ in 0..5 {

@@ -4,11 +4,11 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::Command;
 
+use crate::grpc;
 use crate::http::{self, Answer};
 use crate::support::{Tidegate, output, repository, rule_file};
 
@@ -282,8 +282,7 @@ async fn each_door_counts_its_requests() {
     http::get(tidegate.http, "/check/nothing").await;
     http::request(tidegate.http, "POST", "/json").await;
     for _ in 0..2 {
-        let client = RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await;
-        let _ = client.expect("it answers").should_rate_limit(RateLimitRequest::default()).await;
+        let _ = grpc::client(tidegate.grpc).await.should_rate_limit(RateLimitRequest::default()).await;
     }
     let page = tidegate.metrics().await;
     for (door, count) in [("grpc", 2), ("json", 1), ("check", 4)] {

@@ -6,13 +6,11 @@ use std::sync::{Arc, Barrier, Mutex, OnceLock};
 
 use tidegate::algorithm::{Algorithm, Charge, Limit};
 use tidegate::model::{Charging, Clock, Hits, Quota, Unit, Window};
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::store::memory::Memory;
 
+use crate::grpc;
 use crate::histories;
 use crate::support::{Tidegate, by_tier, directory, in_time};
 use crate::world::{HandClock, NOON};
@@ -235,11 +233,9 @@ fn rule_files() -> tempfile::TempDir {
 /// A request against fresh counters: ten rounds, by every algorithm.
 fn request(burst: usize, domain: &str, hits: u32) -> RateLimitRequest {
     let rounds = (0..ROUNDS_AT_ONCE).flat_map(|round| Algorithm::ALL.map(|(algorithm, _)| (round, algorithm)));
-    let descriptors = rounds.map(|(round, algorithm)| RateLimitDescriptor {
-        entries: vec![Entry { key: format!("{algorithm}_{hits}").into(), value: format!("{burst}.{round}").into() }],
-        ..RateLimitDescriptor::default()
-    });
-    RateLimitRequest { domain: domain.to_owned(), descriptors: descriptors.collect(), hits_addend: 0 }
+    let descriptors = rounds
+        .map(|(round, algorithm)| grpc::descriptor(&[(format!("{algorithm}_{hits}"), format!("{burst}.{round}"))]));
+    grpc::request(domain, descriptors)
 }
 
 /// The window is a year, so that none ends meanwhile.
@@ -249,8 +245,7 @@ async fn sixty_four_grpc_clients_are_admitted_as_much_as_the_limit_to_the_hit() 
     let server = Tidegate::start(rules.path(), &[("LOG_LEVEL", "warn")]).await;
     let mut clients = Vec::new();
     for _ in 0..CLIENTS {
-        let connected = RateLimitServiceClient::connect(format!("http://{}", server.grpc));
-        clients.push(in_time("the server is there", connected).await.expect("it takes connections"));
+        clients.push(grpc::client(server.grpc).await);
     }
     for hits in LIMITS {
         let bursts = rounds(hits) / ROUNDS_AT_ONCE;

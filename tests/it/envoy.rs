@@ -4,13 +4,12 @@ use std::fmt::Write;
 
 use tempfile::NamedTempFile;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::proto::envoy::r#type::v3::RateLimitUnit;
-use tonic::transport::Channel;
 
+use crate::grpc;
 use crate::redis::Port;
 use crate::support::{Tidegate, eventually, repository, rule_file};
 use proxy::{Proxy, get};
@@ -91,12 +90,11 @@ fn every_configuration_of_envoy_has_the_settings_for_load() {
 }
 
 /// Another client of the same server.
-struct Other(RateLimitServiceClient<Channel>, &'static str);
+struct Other(grpc::Client, &'static str);
 
 impl Other {
     async fn new(served: &Served, domain: &'static str) -> Self {
-        let client = RateLimitServiceClient::connect(format!("http://{}", served.tidegate.grpc)).await;
-        Self(client.expect("the server answers"), domain)
+        Self(grpc::client(served.tidegate.grpc).await, domain)
     }
 
     async fn call(&mut self, descriptor: RateLimitDescriptor) -> DescriptorStatus {
@@ -115,12 +113,6 @@ impl Other {
     async fn give_back(&mut self, descriptor: RateLimitDescriptor, hits: u64) {
         self.spend(RateLimitDescriptor { is_negative_hits: true, ..descriptor }, hits).await;
     }
-}
-
-fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
-    let bytes = |text: &str| text.as_bytes().to_vec();
-    let entries = entries.iter().map(|(key, value)| Entry { key: bytes(key).into(), value: bytes(value).into() });
-    RateLimitDescriptor { entries: entries.collect(), ..RateLimitDescriptor::default() }
 }
 
 #[tokio::test]
@@ -155,7 +147,7 @@ async fn each_of_four_tiers_refuses_alone_and_what_it_refuses_costs_the_others_n
     let tiers: [(&[(&str, &str)], u64); 4] =
         [(&[("tier", "global")], 60), (&[("user", "alice")], 5), (&[path, address], 20), (&[address], 30)];
     for (entries, limit) in tiers {
-        let tier = descriptor(entries);
+        let tier = grpc::descriptor(entries);
         other.spend(tier.clone(), limit).await;
         for _ in 0..3 {
             let answer = get(edge, "/", "alice").await;
@@ -182,7 +174,7 @@ async fn a_route_adds_a_nested_rule_and_a_limit_of_its_own() {
 
     let limit =
         RateLimitOverride { requests_per_unit: 42, unit: RateLimitUnit::Day.into(), ..RateLimitOverride::default() };
-    let sent_along = RateLimitDescriptor { limit: Some(limit), ..descriptor(&[("override", "demo")]) };
+    let sent_along = RateLimitDescriptor { limit: Some(limit), ..grpc::descriptor(&[("override", "demo")]) };
     other.spend(sent_along, 41).await;
     let answer = get(edge, "/search?q=ebb", "bob").await;
     assert_eq!((answer.status, answer.remaining()), (429, 0), "42 of 42 are spent: {answer:?}");
@@ -254,7 +246,8 @@ async fn a_cost_known_only_afterwards_is_charged_and_the_next_request_refused() 
     let envoy = Proxy::start("envoy-llm-tokens.yaml", served.tidegate.grpc, &[]).await;
     let edge = envoy.listener("llm").await;
     let mut other = Other::new(&served, "llm").await;
-    let budget = || RateLimitDescriptor { hits_addend: Some(0), ..descriptor(&[("route", "chat"), ("user", "alice")]) };
+    let budget =
+        || RateLimitDescriptor { hits_addend: Some(0), ..grpc::descriptor(&[("route", "chat"), ("user", "alice")]) };
     // Seven tokens at a time out of twenty; the last seven do not fit and are counted all the same.
     for (before, after) in [(20, 13), (13, 6), (6, 0)] {
         let answer = get(edge, "/chat", "alice").await;
@@ -349,7 +342,7 @@ async fn nothing_a_client_sends_turns_a_refusal_into_an_error_that_envoy_lets_pa
     assert_eq!(answer.status, 200);
     assert!(answer.header("x-ratelimit-limit").contains("name=\"last-of-many\""), "{answer:?}");
 
-    other.spend(descriptor(&[("remote_address", "127.0.0.1")]), 30 - 11).await;
+    other.spend(grpc::descriptor(&[("remote_address", "127.0.0.1")]), 30 - 11).await;
     for user in &users {
         assert_eq!(get(edge, "/", user).await.status, 429, "{:?}", &user[..user.len().min(8)]);
         assert_eq!(get(edge, "/many", user).await.status, 429, "{:?}", &user[..user.len().min(8)]);

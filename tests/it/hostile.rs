@@ -13,7 +13,6 @@ use tidegate::model::{Clock, Micros};
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tidegate::rulefile::{CompiledRules, File, InvalidRules, Options, load};
 use tidegate::rules::live::LiveRules;
@@ -24,8 +23,8 @@ use tidegate::transport::grpc::Edge;
 use tidegate::transport::wire::{Answers, Headers, RefusalBody};
 use tonic::Status;
 use tonic::metadata::KeyAndValueRef;
-use tonic::transport::Channel;
 
+use crate::grpc;
 use crate::support::{Tidegate, in_time, rule_file};
 use crate::world::{HandClock, NOON, futures, guard};
 
@@ -249,16 +248,15 @@ fn yaml_piece() -> impl Strategy<Value = &'static str> {
 }
 
 /// A server that says all it can, and a client of it.
-async fn server() -> (Tidegate, RateLimitServiceClient<Channel>) {
+async fn server() -> (Tidegate, grpc::Client) {
     let rules = rule_file(RULES);
     start(rules.path()).await
 }
 
-async fn start(rules: &Path) -> (Tidegate, RateLimitServiceClient<Channel>) {
+async fn start(rules: &Path) -> (Tidegate, grpc::Client) {
     let variables = [("RESPONSE_DYNAMIC_METADATA", "true"), ("LIMIT_RESPONSE_HEADERS_ENABLED", "true")];
     let server = Tidegate::start(rules, &variables).await;
-    let connected = RateLimitServiceClient::connect(format!("http://{}", server.grpc));
-    let client = in_time("the server is there", connected).await.expect("it takes connections");
+    let client = grpc::client(server.grpc).await;
     (server, client.max_encoding_message_size(usize::MAX).max_decoding_message_size(usize::MAX))
 }
 
@@ -276,10 +274,7 @@ fn limited(entries: Vec<Entry>) -> RateLimitDescriptor {
     RateLimitDescriptor { limit: Some(limit), ..descriptor(entries) }
 }
 
-async fn ask(
-    client: &mut RateLimitServiceClient<Channel>,
-    descriptors: Vec<RateLimitDescriptor>,
-) -> Result<RateLimitResponse, Status> {
+async fn ask(client: &mut grpc::Client, descriptors: Vec<RateLimitDescriptor>) -> Result<RateLimitResponse, Status> {
     let request = RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 0 };
     let answer = in_time("it is answered", client.should_rate_limit(request)).await?;
     for field in answer.metadata().iter() {

@@ -170,7 +170,7 @@ async fn no_mixture_of_requests_takes_more_memory_than_the_bound() {
     let grown = || server.peak_memory().saturating_sub(before);
     for (what, body) in costly(BOUND) {
         let began = Instant::now();
-        post(&server, &body, Told::ContentLength).await;
+        let _ = post(&server, &body, Told::ContentLength).sent().await;
         println!("one of {what}: {} KiB in all, {:?}", grown() / 1_024, began.elapsed());
     }
     // Some of whose callers read the answer, and some that never do.
@@ -182,7 +182,7 @@ async fn no_mixture_of_requests_takes_more_memory_than_the_bound() {
     }
     let silent = join_all(silent);
     let reading = join_all(
-        bodies.iter().cycle().take(80).map(|(_, body)| async { post(&server, body, Told::ContentLength).await }),
+        bodies.iter().cycle().take(80).map(|(_, body)| async { post(&server, body, Told::ContentLength).sent().await }),
     );
     let health = async {
         let mut slowest = Duration::ZERO;

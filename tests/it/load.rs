@@ -282,8 +282,6 @@ impl Offer {
 /// The support itself.
 mod tests {
     use rustix::process::Signal;
-    use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-    use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 
     use super::*;
     use crate::support::{Tidegate, eventually};
@@ -296,9 +294,7 @@ mod tests {
     }
 
     fn request(value: &'static str) -> RateLimitRequest {
-        let entries = vec![Entry { key: "a".into(), value: value.into() }];
-        let descriptors = vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }];
-        RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 0 }
+        crate::grpc::one("d", "a", value)
     }
 
     async fn until(load: &Load, calls: usize) {

@@ -6,13 +6,9 @@ use std::time::Instant;
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::Signal;
 use serde_json::Value;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::telemetry::escape::is_hidden;
-use tonic::transport::Channel;
 
+use crate::grpc;
 use crate::http::{self, Request, said};
 use crate::support::{Tidegate, eventually, rule_file};
 
@@ -22,20 +18,17 @@ descriptors: [{ key: user, rate_limit: { unit: week, requests_per_unit: 1 } }]
 /// The value that is refused.
 const VALUE: &str = "Somebody-7f3a9";
 
-struct Client(RateLimitServiceClient<Channel>);
+struct Client(grpc::Client);
 
 impl Client {
     async fn of(tidegate: &Tidegate) -> Self {
-        let client = RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await;
-        Self(client.expect("it answers"))
+        Self(grpc::client(tidegate.grpc).await)
     }
 
     /// Whether a call is refused.
     async fn is_refused(&mut self) -> bool {
-        let entry = Entry { key: "user".to_owned().into(), value: VALUE.to_owned().into() };
-        let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
-        let request = RateLimitRequest { domain: "edge".to_owned(), descriptors: vec![descriptor], hits_addend: 0 };
-        self.0.should_rate_limit(request).await.expect("an answer").into_inner().overall_code == 2
+        self.0.should_rate_limit(grpc::one("edge", "user", VALUE)).await.expect("an answer").into_inner().overall_code
+            == 2
     }
 }
 
@@ -278,10 +271,8 @@ async fn a_log_that_nobody_reads_holds_up_no_decision_and_no_stop() {
         assert!(client.is_refused().await);
     }
     babble(&tidegate).await;
-    let page = tidegate.metrics().await;
-    let dropped = page.lines().find_map(|line| line.strip_prefix("tidegate_log_lines_dropped_total "));
-    let dropped: usize = dropped.and_then(|dropped| dropped.parse().ok()).expect("a number");
-    assert!((1..LINES).contains(&dropped), "{dropped}");
+    let dropped = tidegate.metric("tidegate_log_lines_dropped_total").await;
+    assert!((1..LINES as u64).contains(&dropped), "{dropped}");
     tidegate.terminate();
     assert!(tidegate.ended().await.success());
 }

@@ -120,6 +120,7 @@ mod wire;
 /// Rules from a control plane, with a management server of the tests.
 mod xds;
 
+mod grpc;
 mod histories;
 mod http;
 mod load;

@@ -3,17 +3,14 @@
 use std::path::Path;
 use std::time::Instant;
 
-use bytes::Bytes;
 use tempfile::TempDir;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tonic::Status;
-use tonic::transport::Channel;
 
 use crate::envoy::proxy::{Proxy, get};
+use crate::grpc;
 use crate::support::{Tidegate, directory, in_time, rule_file};
 
 const MIB: usize = 1 << 20;
@@ -31,7 +28,7 @@ const DOMAINS: [(&str, &str); 7] = [
 
 struct Served {
     server: Tidegate,
-    client: RateLimitServiceClient<Channel>,
+    client: grpc::Client,
     /// The rule files: without them a reload would find fewer domains while they are removed.
     _rules: Option<TempDir>,
 }
@@ -46,8 +43,7 @@ impl Served {
 
     async fn start_with(rules: &Path, variables: &[(&str, &str)]) -> Self {
         let server = Tidegate::start(rules, variables).await;
-        let connected = RateLimitServiceClient::connect(format!("http://{}", server.grpc));
-        let client = in_time("the server is there", connected).await.expect("it takes connections");
+        let client = grpc::client(server.grpc).await;
         Self { server, client: client.max_encoding_message_size(usize::MAX), _rules: None }
     }
 
@@ -65,9 +61,7 @@ impl Served {
 
 /// A request with one descriptor, whose value has `bytes` bytes.
 fn large(domain: &str, bytes: usize) -> RateLimitRequest {
-    let entry = Entry { key: Bytes::from_static(b"k"), value: vec![b'v'; bytes].into() };
-    let descriptors = vec![RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() }];
-    RateLimitRequest { domain: domain.to_owned(), descriptors, hits_addend: 0 }
+    grpc::one(domain, "k", vec![b'v'; bytes])
 }
 
 fn metadata(answer: &RateLimitResponse) -> Option<String> {

@@ -4,14 +4,12 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code as Outcome;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tokio::time::sleep;
 use tonic::Code;
 
+use crate::grpc;
 use crate::load::{Load, alone};
 use crate::redis::Single;
 use crate::redis::resolve::{NAME, Resolver};
@@ -54,8 +52,7 @@ impl Instance {
 
     async fn ask(&self, key: &str) -> Result<Outcome, Code> {
         // A connection for each call: the calls are spread over all workers.
-        let client = RateLimitServiceClient::connect(format!("http://{}", self.tidegate.grpc)).await;
-        let mut client = client.expect("it takes connections");
+        let mut client = grpc::client(self.tidegate.grpc).await;
         let answer = in_time("it is answered", client.should_rate_limit(request(key))).await;
         answer.map(|answer| answer.into_inner().overall_code()).map_err(|status| status.code())
     }
@@ -78,10 +75,7 @@ impl Instance {
 }
 
 fn request(key: &str) -> RateLimitRequest {
-    let bytes = |text: &str| text.as_bytes().to_vec().into();
-    let entries = vec![Entry { key: bytes(key), value: bytes("a") }];
-    let descriptors = vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }];
-    RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 1 }
+    grpc::one("d", key, "a")
 }
 
 /// The hits of all counters of a key.

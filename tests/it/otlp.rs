@@ -9,14 +9,10 @@ use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value as Number;
 use opentelemetry_proto::tonic::metrics::v1::{Metric, NumberDataPoint};
 use tempfile::NamedTempFile;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::telemetry::metrics::{MetricKind, TABLE};
 use tokio::net::TcpListener;
-use tonic::transport::Channel;
 
+use crate::grpc;
 use crate::redis::certificates::Authority;
 use crate::support::{Tidegate, eventually, in_time, rule_file};
 use crate::traces::receiver::{Metrics, Receiver};
@@ -34,7 +30,7 @@ const SOON: (&str, &str) = ("OTEL_METRIC_EXPORT_INTERVAL", "100");
 /// A server that sends its metrics there, its rules, and a client of it.
 struct Served {
     tidegate: Tidegate,
-    client: RateLimitServiceClient<Channel>,
+    client: grpc::Client,
     _rules: NamedTempFile,
 }
 
@@ -43,15 +39,13 @@ impl Served {
         let rules = rule_file(RULES);
         let own = [("OTEL_METRICS_EXPORTER", "otlp"), ("OTEL_EXPORTER_OTLP_ENDPOINT", collector)];
         let tidegate = Tidegate::start(rules.path(), &[&own, more].concat()).await;
-        let client = RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await;
-        Self { tidegate, client: client.expect("it answers"), _rules: rules }
+        let client = grpc::client(tidegate.grpc).await;
+        Self { tidegate, client, _rules: rules }
     }
 
     /// One hit of a user.
     async fn hit(&mut self, user: &str) {
-        let entry = Entry { key: "user".into(), value: user.to_owned().into() };
-        let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
-        let request = RateLimitRequest { domain: "edge".to_owned(), descriptors: vec![descriptor], hits_addend: 0 };
+        let request = grpc::one("edge", "user", user);
         in_time("it is answered", self.client.should_rate_limit(request)).await.expect("no error");
     }
 

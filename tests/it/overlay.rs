@@ -81,16 +81,9 @@ async fn admitted(server: &Tidegate, user: &str) -> u32 {
     admitted
 }
 
-/// The value of a metric without labels.
-async fn metric(server: &Tidegate, name: &str) -> String {
-    let page = server.metrics().await;
-    let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    line.unwrap_or_else(|| panic!("no {name} in {page}")).to_owned()
-}
-
 async fn generation(server: &Tidegate, load: u32) {
     eventually("the change is in force", async || {
-        (metric(server, "tidegate_rules_generation").await == load.to_string()).then_some(())
+        (server.metric("tidegate_rules_generation").await == u64::from(load)).then_some(())
     })
     .await;
 }
@@ -116,15 +109,14 @@ async fn a_broken_overlay_leaves_the_last_good_one_in_force_also_for_new_rules()
     let scene = Scene::new(&overlay(3));
     let server = scene.start().await;
     scene.write("overlay.yaml", "overlay: \"*\"\napply: [{ match: [rule-0-match-0], limit: { burst: 9 } }]\n");
-    eventually("it is rejected", async || (metric(&server, "tidegate_overlay_rejected").await == "1").then_some(()))
-        .await;
+    eventually("it is rejected", async || (server.metric("tidegate_overlay_rejected").await == 1).then_some(())).await;
     eventually("the log names the line", async || server.log().contains("overlay.yaml:2:").then_some(())).await;
-    assert_eq!(metric(&server, "tidegate_rules_rejected").await, "0", "the rules are right");
+    assert_eq!(server.metric("tidegate_rules_rejected").await, 0, "the rules are right");
     scene.write("rules.yaml", &RULES.replace("requests_per_unit: 5", "requests_per_unit: 6"));
     generation(&server, 2).await;
     assert_eq!(admitted(&server, "a").await, 3);
     scene.write("overlay.yaml", &overlay(3));
-    eventually("it is good again", async || (metric(&server, "tidegate_overlay_rejected").await == "0").then_some(()))
+    eventually("it is good again", async || (server.metric("tidegate_overlay_rejected").await == 0).then_some(()))
         .await;
 }
 
@@ -136,12 +128,12 @@ async fn an_overlay_whose_last_file_is_removed_stays_in_force_until_a_file_says_
     let path = directory.to_str().expect("a path of text").to_owned();
     scene.write("exceptions/alice.yaml", &overlay(3));
     let server = Tidegate::start(&scene.at("rules.yaml"), &[("RULES_OVERLAY", &path)]).await;
-    let rejected = async |value: &str| {
-        let is_so = async || (metric(&server, "tidegate_overlay_rejected").await == value).then_some(());
+    let rejected = async |value: u64| {
+        let is_so = async || (server.metric("tidegate_overlay_rejected").await == value).then_some(());
         eventually(&format!("tidegate_overlay_rejected {value}"), is_so).await;
     };
     fs::remove_file(directory.join("alice.yaml")).expect("it is removed");
-    rejected("1").await;
+    rejected(1).await;
     eventually("the log says what to write", async || {
         let log = server.log();
         (log.contains("overlay.rejected") && log.contains("`empty_overlay: true`")).then_some(())
@@ -153,7 +145,7 @@ async fn an_overlay_whose_last_file_is_removed_stays_in_force_until_a_file_says_
         .await;
     assert_eq!(admitted(&server, "b").await, 3, "the last overlay");
     scene.write("exceptions/alice.yaml", "empty_overlay: true\n");
-    rejected("0").await;
+    rejected(0).await;
     assert_eq!(admitted(&server, "c").await, 5, "the rules alone");
     fs::remove_file(directory.join("alice.yaml")).expect("it is removed");
     for command in [&["serve"][..], &["check", "--overlay", &path]] {
@@ -201,7 +193,7 @@ async fn an_exception_is_given_and_taken_back_as_the_page_says() {
 
     scene.write("overlay/alice.yaml", "empty_overlay: true\n");
     eventually("it is taken back", async || of_alice().await.is_none().then_some(())).await;
-    assert_eq!(metric(&server, "tidegate_overlay_rejected").await, "0");
+    assert_eq!(server.metric("tidegate_overlay_rejected").await, 0);
     assert_eq!(admitted(&server, "carol").await, 5, "the source alone");
     assert_eq!(admitted(&server, "alice").await, 0, "a counter of 1,000 hits is over a limit of 5");
 }
@@ -219,12 +211,11 @@ async fn rules_that_are_rejected_stay_so_when_the_overlay_changes() {
     let scene = Scene::new(&overlay(3));
     let server = scene.start().await;
     scene.write("rules.yaml", "domain: edge\ndescriptors: [{ kee: user }]\n");
-    eventually("they are rejected", async || (metric(&server, "tidegate_rules_rejected").await == "1").then_some(()))
-        .await;
+    eventually("they are rejected", async || (server.metric("tidegate_rules_rejected").await == 1).then_some(())).await;
     scene.write("overlay.yaml", &overlay(4));
     generation(&server, 2).await;
     assert_eq!(admitted(&server, "a").await, 4, "the new overlay over the last good rules");
-    assert_eq!(metric(&server, "tidegate_rules_rejected").await, "1");
+    assert_eq!(server.metric("tidegate_rules_rejected").await, 1);
 }
 
 #[tokio::test]
@@ -316,8 +307,7 @@ async fn own_rules_of_a_named_domain_are_in_force_before_the_control_plane_answe
     })
     .await;
     scene.write("overlay.yaml", "overlay: edge\ndescriptors: [{ key: user }, { key: user }]\n");
-    eventually("it is rejected", async || (metric(&server, "tidegate_overlay_rejected").await == "1").then_some(()))
-        .await;
+    eventually("it is rejected", async || (server.metric("tidegate_overlay_rejected").await == 1).then_some(())).await;
 }
 
 /// Runs `tidegate check` with these arguments. Returns the exit code, and both outputs.
@@ -457,8 +447,8 @@ async fn changes_of_both_under_load_give_no_wrong_mixed_or_old_answer() {
     };
     tokio::join!(changes, load(1), load(2), load(3), load(4));
     assert!(answers.load(Ordering::SeqCst) > 2 * most_changes);
-    assert_eq!(metric(&server, "tidegate_overlay_fields_skipped").await, "0");
-    assert_eq!(metric(&server, "tidegate_rules_rejected").await, "0");
+    assert_eq!(server.metric("tidegate_overlay_fields_skipped").await, 0);
+    assert_eq!(server.metric("tidegate_rules_rejected").await, 0);
 }
 
 /// An overlay whose 2,000 values are copied to each domain: it has room in 99 domains, not in 100.
@@ -485,23 +475,19 @@ async fn start_with_domains(count: usize, overlay: &str) -> (Scene, Tidegate) {
 async fn rules_without_room_beside_the_overlay_come_into_force_once_it_has_shrunk() {
     let (scene, server) = start_with_domains(99, &wide_overlay()).await;
     write_domain(&scene, 99);
-    eventually("they are rejected", async || (metric(&server, "tidegate_rules_rejected").await == "1").then_some(()))
-        .await;
+    eventually("they are rejected", async || (server.metric("tidegate_rules_rejected").await == 1).then_some(())).await;
     scene.write("overlay.yaml", &overlay(4));
-    eventually("they are in force", async || (metric(&server, "tidegate_rules").await == "100").then_some(())).await;
-    eventually("none is rejected", async || (metric(&server, "tidegate_rules_rejected").await == "0").then_some(()))
-        .await;
+    eventually("they are in force", async || (server.metric("tidegate_rules").await == 100).then_some(())).await;
+    eventually("none is rejected", async || (server.metric("tidegate_rules_rejected").await == 0).then_some(())).await;
 }
 
 #[tokio::test]
 async fn an_overlay_without_room_beside_the_rules_comes_into_force_once_they_have_shrunk() {
     let (scene, server) = start_with_domains(100, &overlay(4)).await;
     scene.write("overlay.yaml", &wide_overlay());
-    eventually("it is rejected", async || (metric(&server, "tidegate_overlay_rejected").await == "1").then_some(()))
-        .await;
+    eventually("it is rejected", async || (server.metric("tidegate_overlay_rejected").await == 1).then_some(())).await;
     fs::remove_file(scene.at("rules/99.yaml")).expect("it is removed");
-    eventually("it is in force", async || (metric(&server, "tidegate_overlay_rejected").await == "0").then_some(()))
-        .await;
+    eventually("it is in force", async || (server.metric("tidegate_overlay_rejected").await == 0).then_some(())).await;
     let denied = http::descriptor("edge-0", &[("user", "v1999")]);
     assert!(asked(&server, &denied).await.status == 429, "the overlay's own rules are in force");
 }

@@ -3,11 +3,10 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, rate_limit::Unit};
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 
+use crate::grpc;
 use crate::support::{Tidegate, repository};
 
 const RULES: &str = "examples/plans/rules.yaml";
@@ -43,8 +42,7 @@ fn minute() -> u64 {
 
 async fn ask_once(calls: Calls<'_>) -> Vec<Vec<Seen>> {
     let tidegate = Tidegate::start(&repository(RULES), &[]).await;
-    let client = RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await;
-    let mut client = client.expect("the server answers");
+    let mut client = grpc::client(tidegate.grpc).await;
     let mut seen = Vec::new();
     for (descriptors, hits) in calls {
         let descriptors = descriptors.iter().map(|text| descriptor(text, *hits)).collect();
@@ -68,10 +66,8 @@ async fn ask_once(calls: Calls<'_>) -> Vec<Vec<Seen>> {
 
 /// `key=value,key=value` at this cost.
 fn descriptor(text: &str, hits: u64) -> RateLimitDescriptor {
-    let bytes = |text: &str| text.as_bytes().to_vec().into();
-    let entries = text.split(',').filter_map(|entry| entry.split_once('='));
-    let entries = entries.map(|(key, value)| Entry { key: bytes(key), value: bytes(value) });
-    RateLimitDescriptor { entries: entries.collect(), hits_addend: Some(hits), ..RateLimitDescriptor::default() }
+    let entries: Vec<_> = text.split(',').filter_map(|entry| entry.split_once('=')).collect();
+    RateLimitDescriptor { hits_addend: Some(hits), ..grpc::descriptor(&entries) }
 }
 
 /// Admitted, with so many left of the limit of this name.

@@ -8,14 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use tempfile::TempDir;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tidegate::rulefile::{File, Options, load};
 use tidegate::rules::Rule;
-use tonic::transport::Channel;
 
+use crate::grpc;
 use crate::http;
 use crate::support::{Tidegate, by_tier, directory, eventually, in_time};
 
@@ -115,9 +113,8 @@ impl Scene {
         eventually(&what, async || self.server.log().contains(words).then_some(())).await;
     }
 
-    async fn client(&self) -> RateLimitServiceClient<Channel> {
-        let connected = RateLimitServiceClient::connect(format!("http://{}", self.server.grpc));
-        in_time("the server is there", connected).await.expect("it takes connections")
+    async fn client(&self) -> grpc::Client {
+        grpc::client(self.server.grpc).await
     }
 }
 
@@ -158,13 +155,14 @@ fn limits(page: &str) -> Vec<(String, u32)> {
 }
 
 fn descriptor(key: &str, hits: u64) -> RateLimitDescriptor {
-    let entry = Entry { key: key.as_bytes().to_vec().into(), value: "v".into() };
-    RateLimitDescriptor { entries: vec![entry], hits_addend: Some(hits), ..RateLimitDescriptor::default() }
+    RateLimitDescriptor { hits_addend: Some(hits), ..grpc::descriptor(&[(key, "v")]) }
 }
 
-async fn ask(client: &mut RateLimitServiceClient<Channel>, descriptors: Vec<RateLimitDescriptor>) -> RateLimitResponse {
-    let request = RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 0 };
-    in_time("it is answered", client.should_rate_limit(request)).await.expect("it is no error").into_inner()
+async fn ask(client: &mut grpc::Client, descriptors: Vec<RateLimitDescriptor>) -> RateLimitResponse {
+    in_time("it is answered", client.should_rate_limit(grpc::request("d", descriptors)))
+        .await
+        .expect("it is no error")
+        .into_inner()
 }
 
 /// The limits that the parts of an answer name.

@@ -5,15 +5,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tempfile::NamedTempFile;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code as Outcome;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tokio::time::sleep;
 use tonic::Code;
-use tonic::transport::Channel;
 
+use crate::grpc;
 use crate::redis::Single;
 use crate::redis::certificates::Authority;
 use crate::redis::cluster::Cluster;
@@ -30,7 +26,7 @@ const DIALECT: &str = "store.dialect";
 /// A Tidegate and a caller of it.
 struct Service {
     tidegate: Tidegate,
-    client: RateLimitServiceClient<Channel>,
+    client: grpc::Client,
     _rules: NamedTempFile,
 }
 
@@ -46,7 +42,7 @@ impl Service {
         let variables = [variables, &[("STORE_DEADLINE", "10s"), ("LOG_LEVEL", "warn")]].concat();
         let rules = rule_file(&rules);
         let tidegate = Tidegate::start(rules.path(), &variables).await;
-        let client = RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await.expect("it listens");
+        let client = grpc::client(tidegate.grpc).await;
         Self { tidegate, client, _rules: rules }
     }
 
@@ -56,13 +52,7 @@ impl Service {
 
     /// Asks for a hit on each of these descriptors.
     async fn ask(&mut self, descriptors: &[(&str, &str)]) -> Result<Outcome, Code> {
-        let bytes = |text: &str| text.as_bytes().to_vec().into();
-        let descriptor = |(key, value): &(&str, &str)| RateLimitDescriptor {
-            entries: vec![Entry { key: bytes(key), value: bytes(value) }],
-            ..RateLimitDescriptor::default()
-        };
-        let descriptors = descriptors.iter().map(descriptor).collect();
-        let request = RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 0 };
+        let request = grpc::request("d", descriptors.iter().map(|entry| grpc::descriptor(&[*entry])));
         let answer = self.client.should_rate_limit(request).await;
         answer.map(|answer| answer.into_inner().overall_code()).map_err(|status| status.code())
     }

@@ -10,13 +10,13 @@ use std::time::Instant;
 use futures_util::future::join_all;
 use tidegate::algorithm::Algorithm;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tokio::sync::Barrier;
 use tonic::transport::Channel;
 
+use crate::grpc;
 use crate::redis::cluster::Cluster;
 use crate::support::{Tidegate, by_tier, directory, eventually, in_time};
 
@@ -79,7 +79,8 @@ impl Layout {
 
     /// The requests of a burst, against fresh counters.
     fn requests(self, burst: usize, hits: u32) -> Vec<RateLimitRequest> {
-        let of = |algorithm: &str, round| descriptor(format!("{algorithm}_{hits}"), format!("{burst}.{round}"));
+        let of =
+            |algorithm: &str, round| grpc::descriptor(&[(format!("{algorithm}_{hits}"), format!("{burst}.{round}"))]);
         let one_round = |round| Algorithm::ALL.map(|(algorithm, _)| of(algorithm, round));
         let rounds = 0..rounds_at_once(hits);
         let requests: Vec<Vec<_>> = match self {
@@ -98,11 +99,6 @@ fn is_long(limit: u32) -> bool {
 
 fn rounds_at_once(limit: u32) -> usize {
     if is_long(limit) { LONG_ROUNDS_AT_ONCE } else { ROUNDS_AT_ONCE }
-}
-
-fn descriptor(key: String, value: String) -> RateLimitDescriptor {
-    let entries = vec![Entry { key: key.into(), value: value.into() }];
-    RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }
 }
 
 /// From 1 to [`MOST_HITS`], in no order.

@@ -123,11 +123,6 @@ async fn serve(rules: &NamedTempFile, port: u16, more: &[(&str, &str)]) -> Tideg
     Tidegate::start(rules.path(), &[&own, more].concat()).await
 }
 
-async fn stop(mut tidegate: Tidegate) {
-    tidegate.terminate();
-    assert!(tidegate.ended().await.success());
-}
-
 #[tokio::test]
 async fn statsd_gets_what_grew_under_the_names_of_the_reference() {
     let (receiver, rules) = (Receiver::tcp(0).await, rule_file(RULES));
@@ -136,7 +131,7 @@ async fn statsd_gets_what_grew_under_the_names_of_the_reference() {
     receiver.sees(&format!("{USER}.total_hits.__az=a.__zone=eu_1"), 3).await;
     ask(&tidegate, DEEP, 2).await;
     ask(&tidegate, "", 1).await;
-    stop(tidegate).await;
+    tidegate.stop().await;
     let sums = receiver.sums();
     let expected = [
         ("ratelimit.service.config_load_success", 1),
@@ -162,7 +157,7 @@ async fn statsd_goes_over_udp_where_its_protocol_says_so() {
         for packet in receiver.packets() {
             assert!(packet.ends_with(b"\n") && packet.len() <= 1_432, "{packet:?}");
         }
-        stop(tidegate).await;
+        tidegate.stop().await;
     }
     let (receiver, rules) = (Receiver::tcp(0).await, rule_file(RULES));
     let tidegate = serve(&rules, receiver.port, &[("STATSD_PROTOCOL", "tcp6")]).await;
@@ -170,7 +165,7 @@ async fn statsd_goes_over_udp_where_its_protocol_says_so() {
         tidegate.log().contains("the host has no address for STATSD_PROTOCOL").then_some(())
     })
     .await;
-    stop(tidegate).await;
+    tidegate.stop().await;
 }
 
 #[tokio::test]
@@ -192,7 +187,7 @@ async fn dogstatsd_gets_datagrams_of_whole_lines_with_tags_and_new_names() {
         assert!(packet.ends_with(b"\n") && packet.len() <= 1_432, "{packet:?}");
     }
     assert_eq!(tidegate.log().matches("only DogStatsD is sent").count(), 1, "{}", tidegate.log());
-    stop(tidegate).await;
+    tidegate.stop().await;
 }
 
 #[tokio::test]
@@ -218,7 +213,7 @@ async fn a_receiver_that_comes_late_or_goes_and_comes_back_misses_nothing() {
     let again = again.await;
     ask(&tidegate, ALICE, 4).await;
     again.sees(&total, 4).await;
-    stop(tidegate).await;
+    tidegate.stop().await;
 }
 
 #[tokio::test]
@@ -226,7 +221,7 @@ async fn the_last_hits_are_sent_at_the_stop() {
     let (receiver, rules) = (Receiver::tcp(0).await, rule_file(RULES));
     let tidegate = serve(&rules, receiver.port, &[("STATS_FLUSH_INTERVAL", "1h")]).await;
     ask(&tidegate, ALICE, 3).await;
-    stop(tidegate).await;
+    tidegate.stop().await;
     receiver.sees(&format!("{USER}.total_hits"), 3).await;
 }
 
@@ -268,5 +263,5 @@ async fn a_receiver_that_reads_nothing_slows_no_decision_and_no_stop_and_misses_
         receiver.sees(&name, asked.get()).await;
     }
     drop(receiver);
-    stop(tidegate).await;
+    tidegate.stop().await;
 }

@@ -222,6 +222,13 @@ impl Tidegate {
         answer.body
     }
 
+    /// The value of a series on its page of metrics.
+    pub async fn metric(&self, series: &str) -> u64 {
+        let page = self.metrics().await;
+        let value = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no number {series} in {page}"))
+    }
+
     /// The most memory it has ever had resident, in bytes.
     pub fn peak_memory(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.pid())).expect("the kernel tells");
@@ -269,6 +276,12 @@ impl Tidegate {
     /// Asks it to stop, as an init system does.
     pub fn terminate(&self) {
         self.signal(Signal::TERM);
+    }
+
+    /// Stops it, and waits until it has ended well.
+    pub async fn stop(mut self) {
+        self.terminate();
+        assert!(self.ended().await.success(), "{}", self.log());
     }
 
     /// Takes it away without a word.

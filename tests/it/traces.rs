@@ -4,15 +4,12 @@ use std::fmt::Write;
 
 use rustix::process::Signal;
 use tempfile::NamedTempFile;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue};
-use tonic::transport::Channel;
 use tonic::{Code, Request};
 
 use crate::envoy::proxy::{Proxy, get};
+use crate::grpc;
 use crate::http;
 use crate::redis::certificates::Authority;
 use crate::redis::{Port, Single};
@@ -40,23 +37,14 @@ async fn serve(rules: &NamedTempFile, receiver: &str, more: &[(&str, &str)]) -> 
 }
 
 fn request(domain: &str, entries: &[(&str, &str)]) -> RateLimitRequest {
-    let descriptor = |(key, value): &(&str, &str)| RateLimitDescriptor {
-        entries: vec![Entry { key: (*key).to_owned().into(), value: (*value).to_owned().into() }],
-        ..RateLimitDescriptor::default()
-    };
-    RateLimitRequest {
-        domain: domain.to_owned(),
-        descriptors: entries.iter().map(descriptor).collect(),
-        hits_addend: 0,
-    }
+    grpc::request(domain, entries.iter().map(|entry| grpc::descriptor(&[*entry])))
 }
 
-struct Client(RateLimitServiceClient<Channel>);
+struct Client(grpc::Client);
 
 impl Client {
     async fn of(tidegate: &Tidegate) -> Self {
-        let client = RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await;
-        Self(client.expect("it answers"))
+        Self(grpc::client(tidegate.grpc).await)
     }
 
     /// The overall code, or the status.
@@ -72,11 +60,6 @@ impl Client {
             .map(|answer| answer.into_inner().overall_code)
             .map_err(|status| status.code())
     }
-}
-
-async fn stop(mut tidegate: Tidegate) {
-    tidegate.terminate();
-    assert!(tidegate.ended().await.success());
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -116,7 +99,7 @@ async fn each_decision_is_a_span_whichever_way_it_is_delivered() {
         assert_eq!(client.call(request("unknown", &[]), &[]).await, Err(Code::InvalidArgument));
         assert_eq!(client.call(request("unknown", &[("user", "alice")]), &[]).await, Ok(1));
         // A stop delivers what is left.
-        stop(tidegate).await;
+        tidegate.stop().await;
         let spans = receiver.of_kind(SERVER, 6).await;
 
         let keys = [
@@ -180,7 +163,7 @@ async fn a_request_over_http_is_recorded_as_one() {
     let expected = [(keys[0], "POST"), (keys[1], "/json"), (keys[2], "200"), (keys[4], "admitted")];
     assert_eq!(attributes(&spans[0], &keys), expected.map(|(key, value)| (key, value.to_owned())));
     assert_eq!(spans[0].of_process("service.name").as_deref(), Some("gate"));
-    stop(tidegate).await;
+    tidegate.stop().await;
 }
 
 /// Rules with a request of two descriptors, which NGINX asks about.
@@ -234,7 +217,7 @@ async fn a_check_is_recorded_with_its_decision_and_its_calls_of_the_store() {
         calls.into_iter().find(|call| call.span.parent_span_id == spans[0].span.span_id)
     })
     .await;
-    stop(tidegate).await;
+    tidegate.stop().await;
 }
 
 #[tokio::test]
@@ -247,7 +230,7 @@ async fn a_callers_trace_goes_on_by_b3_in_one_header_or_many() {
     for metadata in [&[("b3", one.as_str())][..], &many, &[("b3", "0")]] {
         assert_eq!(client.call(request("edge", &[("many", "x")]), metadata).await, Ok(1));
     }
-    stop(tidegate).await;
+    tidegate.stop().await;
     for Received { span, .. } in receiver.of_kind(SERVER, 2).await {
         assert_eq!((hex(&span.trace_id), hex(&span.parent_span_id)), (TRACE.to_owned(), SPAN.to_owned()));
     }
@@ -271,7 +254,7 @@ async fn what_is_recorded_is_up_to_the_caller_and_else_to_the_share() {
             let metadata = parent.as_deref().map(|parent| ("traceparent", parent));
             assert_eq!(client.call(request("edge", &[("many", "x")]), metadata.as_slice()).await, Ok(1));
         }
-        stop(tidegate).await;
+        tidegate.stop().await;
         let expected = recorded.iter().filter(|is_recorded| **is_recorded).count();
         assert_eq!(receiver.spans().len(), expected, "{settings:?}");
     }
@@ -312,7 +295,7 @@ async fn a_round_trip_to_redis_is_a_child_of_the_request_and_says_why_it_failed(
     redis.ended().await;
     let before = receiver.spans().len();
     assert_eq!(client.call(request("edge", &[("user", "alice")]), &[]).await, Err(Code::Unavailable));
-    stop(tidegate).await;
+    tidegate.stop().await;
     let after = receiver.spans().split_off(before);
     let failed = after.iter().find(|received| received.span.kind == SERVER).expect("a request");
     assert_eq!(
@@ -355,7 +338,7 @@ descriptors:
         (calls.len() == 3).then_some(())
     })
     .await;
-    stop(tidegate).await;
+    tidegate.stop().await;
 }
 
 /// More spans than wait and are under way together.
@@ -379,10 +362,8 @@ async fn a_receiver_that_is_away_or_silent_holds_up_no_decision_and_no_stop() {
             assert_eq!(client.call(request("edge", &[("many", "x")]), &[]).await, Ok(1));
         }
         if floods {
-            let page = tidegate.metrics().await;
-            let dropped = page.lines().find_map(|line| line.strip_prefix("tidegate_spans_dropped_total "));
-            let dropped: usize = dropped.and_then(|dropped| dropped.parse().ok()).expect("a number");
-            assert!((1..FLOOD).contains(&dropped), "{protocol}: {dropped}");
+            let dropped = tidegate.metric("tidegate_spans_dropped_total").await;
+            assert!((1..FLOOD as u64).contains(&dropped), "{protocol}: {dropped}");
         } else {
             eventually("lost spans are counted, and said to be", async || {
                 let is_told = tidegate.log().contains("traces.lost");
@@ -391,7 +372,7 @@ async fn a_receiver_that_is_away_or_silent_holds_up_no_decision_and_no_stop() {
             })
             .await;
         }
-        stop(tidegate).await;
+        tidegate.stop().await;
     }
 }
 
@@ -404,7 +385,7 @@ async fn one_call_is_told(tidegate: Tidegate, receiver: &Receiver, is_told: bool
     } else {
         eventually("the span is lost", async || tidegate.log().contains("traces.lost").then_some(())).await;
     }
-    stop(tidegate).await;
+    tidegate.stop().await;
     assert_eq!(receiver.spans().len(), usize::from(is_told), "{case}");
 }
 
@@ -502,7 +483,7 @@ async fn in_an_envoys_trace_the_decision_is_a_child_of_its_call() {
     assert_eq!((ours.len(), &ours[0].span.trace_id), (1, &theirs.span.trace_id));
     assert_eq!(theirs.of_process("service.name").as_deref(), Some("edge"));
     assert_eq!(ours[0].attribute("tidegate.outcome").as_deref(), Some("admitted"));
-    stop(tidegate).await;
+    tidegate.stop().await;
 }
 
 #[tokio::test]

@@ -9,11 +9,11 @@ use flate2::write::GzEncoder;
 use http::HeaderMap;
 use prost::Message;
 use tempfile::NamedTempFile;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 
+use crate::grpc;
 use crate::support::{Tidegate, eventually, in_time, rule_file};
 
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
@@ -121,14 +121,8 @@ fn compressed(message: &[u8]) -> Vec<u8> {
     framed(1, &gzip(message))
 }
 
-fn request(domain: &str, key: &str, value: impl Into<Bytes>) -> RateLimitRequest {
-    let entries = vec![Entry { key: key.to_owned().into(), value: value.into() }];
-    let descriptors = vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }];
-    RateLimitRequest { domain: domain.to_owned(), descriptors, hits_addend: 0 }
-}
-
-fn encoded(domain: &str, key: &str, value: impl Into<Bytes>) -> Vec<u8> {
-    request(domain, key, value).encode_to_vec()
+fn encoded(domain: &str, key: &str, value: impl AsRef<[u8]>) -> Vec<u8> {
+    grpc::one(domain, key, value).encode_to_vec()
 }
 
 /// A request of a gibibyte of zeros in a mebibyte: a value after `before`.
@@ -266,10 +260,10 @@ type Undecided = (&'static str, &'static str, &'static [(&'static str, &'static 
 
 fn calls_without_a_decision() -> Vec<Undecided> {
     let whole = gzip(&encoded("edge", "user", "a"));
-    let mut override_of_nothing = request("edge", "k", "v");
+    let mut override_of_nothing = grpc::one("edge", "k", "v");
     override_of_nothing.descriptors[0].limit =
         Some(RateLimitOverride { requests_per_unit: 9, unit: 99, unit_multiplier: None });
-    let no_descriptors = RateLimitRequest { descriptors: vec![], ..request("edge", "k", "v") };
+    let no_descriptors = RateLimitRequest { descriptors: vec![], ..grpc::one("edge", "k", "v") };
     let (unimplemented, internal, invalid) = (12, 13, 3);
     let plain = framed(0, &encoded("edge", "user", "a"));
     vec![

@@ -3,12 +3,10 @@
 use std::net::{SocketAddr, TcpListener};
 use std::time::Instant;
 
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 
 use super::{call_with, over, path, rule_file, tidegate};
+use crate::grpc;
 use crate::http::{self, Answer};
 use crate::redis::Single;
 use crate::support::{Tidegate, eventually};
@@ -328,11 +326,8 @@ async fn check(server: &Tidegate, user: &str) -> Answer {
 
 /// The answer to a call about a user: the value of a header for the client, the body, and the id in the metadata.
 async fn called(server: &Tidegate, user: &str) -> (Option<String>, String, String) {
-    let client = RateLimitServiceClient::connect(format!("http://{}", server.grpc)).await;
-    let entries = vec![Entry { key: "user".into(), value: user.to_owned().into() }];
-    let descriptors = vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }];
-    let request = RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 };
-    let answer = client.expect("the server answers").should_rate_limit(request).await.expect("no error").into_inner();
+    let request = grpc::one("edge", "user", user);
+    let answer = grpc::client(server.grpc).await.should_rate_limit(request).await.expect("no error").into_inner();
     let headers = &answer.response_headers_to_add;
     let id = headers.iter().find(|header| header.key == "x-tidegate-decision-id").map(|header| header.value.clone());
     (id, String::from_utf8(answer.raw_body.clone()).expect("text"), id_in_metadata(&answer))

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 use tempfile::TempDir;
 use tidegate::model::{Request, Role};
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::rulefile::Options;
 use tidegate::rules::Rule;
 use tokio::process::Command;
@@ -13,6 +12,7 @@ use tonic::Response;
 
 use rules::{RULES, Reason};
 
+use crate::grpc;
 use crate::redis::Single;
 use crate::redis::clock::Clock;
 use crate::redis::cluster::Cluster;
@@ -192,8 +192,7 @@ async fn replay(clocks: &[&Clock], variables: &[(&str, &str)]) {
         let prefix = format!("{PREFIX}{number}:{}", own.unwrap_or_default());
         let variables = variables.iter().copied().chain(clocks[0].variables()).chain([("CACHE_KEY_PREFIX", &*prefix)]);
         let (server, _rules) = round.serve(&variables.collect::<Vec<_>>()).await;
-        let client = RateLimitServiceClient::connect(format!("http://{}", server.grpc));
-        let mut client = in_time("the server is there", client).await.expect("it takes connections");
+        let mut client = grpc::client(server.grpc).await;
         for (index, exchange) in round.exchanges().iter().enumerate() {
             set_clocks(exchange);
             let asked = client.should_rate_limit(form::request(&exchange["request"]));

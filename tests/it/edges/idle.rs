@@ -1,9 +1,9 @@
 //! Connections beyond the bound for idle ones: the longest idle leave, and no call fails for it.
 
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 
 use super::*;
+use crate::grpc;
 use crate::support::{Tidegate, rule_file};
 
 /// Longer than a connection has to be idle to be asked to leave.
@@ -169,7 +169,7 @@ async fn idle_connections_take_a_bounded_amount_of_memory() {
     let grown = server.peak_memory() - before;
     // Those that leave stay for a moment more, up to 2,000 of them.
     assert!(grown < 90 << 20, "{grown} bytes for {MANY} connections");
-    let mut client = RateLimitServiceClient::connect(format!("http://{}", server.grpc)).await.unwrap();
+    let mut client = grpc::client(server.grpc).await;
     let request = RateLimitRequest { domain: "edge".to_owned(), ..RateLimitRequest::default() };
     assert_eq!(client.should_rate_limit(request).await.unwrap_err().code(), Code::InvalidArgument, "it answers");
     let told: Vec<_> =

@@ -6,9 +6,6 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use h2::Reason;
 use prost::Message;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::transport::ConnectionLimits;
 use tidegate::transport::budget::{CONNECTION_BYTES, CONNECTION_BYTES_TO_BEGIN};
 use tokio::io::AsyncReadExt;
@@ -17,6 +14,7 @@ use tonic::Code;
 
 use super::support::*;
 use super::{MS, limits};
+use crate::grpc;
 use crate::support::{Tidegate, repository};
 
 /// The memory that one connection may take: 40 MiB. 18 to 38 MB were measured (`docs/decisions/0024`).
@@ -156,10 +154,8 @@ async fn forty_connections_together_take_bounded_memory() {
         }));
     }
     attacked.is_bounded(LARGEST_PROCESS).await;
-    let page = attacked.server.metrics().await;
-    let waited =
-        page.lines().find_map(|line| line.strip_prefix("tidegate_calls_limited_total{cause=\"waited_for_memory\"} "));
-    assert!(waited.expect("the metric").parse::<u64>().unwrap() > 0, "no connection was slow");
+    let waited = attacked.server.metric("tidegate_calls_limited_total{cause=\"waited_for_memory\"}").await;
+    assert!(waited > 0, "no connection was slow");
     hostile.iter().for_each(|peer| peer.abort());
     let mut others = client(attacked.server.grpc).await;
     let large = order(&"x".repeat(1 << 20));
@@ -328,10 +324,7 @@ fn large_message(length: usize) -> Bytes {
 
 /// A request of `count` descriptors, whose answer with dynamic metadata has about 100 bytes for each.
 fn many_descriptors(count: usize) -> Vec<u8> {
-    let entry = Entry { key: "user".into(), value: "u".into() };
-    let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
-    let request =
-        RateLimitRequest { domain: "edge".into(), descriptors: vec![descriptor; count], ..RateLimitRequest::default() };
+    let request = grpc::request("edge", vec![grpc::descriptor(&[("user", "u")]); count]);
     let mut message = vec![0];
     message.extend(u32::try_from(request.encoded_len()).unwrap().to_be_bytes());
     request.encode(&mut message).unwrap();

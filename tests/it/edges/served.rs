@@ -3,13 +3,11 @@
 use std::process::Stdio;
 
 use rustix::process::Signal;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tokio::process::Command;
 
 use super::*;
+use crate::grpc;
 use crate::http;
 use crate::support::{Tidegate, in_time, rule_file};
 
@@ -65,12 +63,7 @@ async fn a_call_that_outlasts_the_drain_timeout_is_cut() {
     let rules = rule_file(RULES);
     let mut server = Tidegate::start(rules.path(), &[("DRAIN_TIMEOUT", "1ms")]).await;
     let channel = channel(server.grpc).await;
-    let call = async || {
-        let entries = vec![Entry { key: "k".into(), value: "v".into() }];
-        let descriptors = vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }];
-        let request = RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 1 };
-        RateLimitServiceClient::new(channel.clone()).should_rate_limit(request).await
-    };
+    let call = async || RateLimitServiceClient::new(channel.clone()).should_rate_limit(grpc::one("d", "k", "v")).await;
     call().await.unwrap();
     let stop = async {
         crate::support::eventually("the second call is held", async || {

@@ -10,7 +10,8 @@ use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use tokio::process::Command;
 
 use super::proxy::{Proxy, get, get_with, statuses};
-use super::{Other, descriptor, serve_text};
+use super::{Other, serve_text};
+use crate::grpc::descriptor;
 use crate::http::Answer;
 use crate::support::{eventually, output, repository};
 

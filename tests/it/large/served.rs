@@ -6,11 +6,10 @@ use bytes::Bytes;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tokio::time::Instant;
-use tonic::transport::Channel;
 
+use crate::grpc;
 use crate::redis::Single;
 use crate::support::{Tidegate, directory, in_time, rule_file};
 
@@ -88,14 +87,12 @@ async fn server() -> (Tidegate, tempfile::TempDir) {
     (server, directory)
 }
 
-async fn client(server: &Tidegate) -> RateLimitServiceClient<Channel> {
-    let connected = RateLimitServiceClient::connect(format!("http://{}", server.grpc));
-    let client = in_time("the server is there", connected).await.expect("it takes connections");
-    client.max_decoding_message_size(usize::MAX)
+async fn client(server: &Tidegate) -> grpc::Client {
+    grpc::client(server.grpc).await.max_decoding_message_size(usize::MAX)
 }
 
 /// Asks for a kind, and says whether the answer is right.
-async fn ask(client: &mut RateLimitServiceClient<Channel>, kind: &Kind) {
+async fn ask(client: &mut grpc::Client, kind: &Kind) {
     let request =
         RateLimitRequest { domain: kind.domain.to_owned(), descriptors: kind.descriptors.clone(), hits_addend: 0 };
     let answer = in_time("it is answered", client.should_rate_limit(request)).await.expect("no error").into_inner();

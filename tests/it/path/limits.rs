@@ -3,13 +3,12 @@
 use tidegate::algorithm::Algorithm;
 use tidegate::model::{Descriptor, Override};
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tidegate::rulefile::{Options, load};
-use tonic::transport::Channel;
 
+use crate::grpc;
 use crate::redis::Single;
 use crate::redis::cluster::{Cluster, slot};
 use crate::support::{Tidegate, eventually, in_time, rule_file};
@@ -136,7 +135,7 @@ fn of_limits_of_every_algorithm_the_tightest_is_shown_and_a_refusal_spends_nothi
     }
 }
 
-struct Client(RateLimitServiceClient<Channel>);
+struct Client(grpc::Client);
 
 impl Client {
     async fn of(tidegate: &Tidegate) -> Self {
@@ -146,10 +145,8 @@ impl Client {
 
     /// The answer of Redis, which may not be ready for the first.
     async fn hit(&mut self, hits: u64) -> RateLimitResponse {
-        let entry = Entry { key: "k".into(), value: "1".into() };
-        let asked =
-            RateLimitDescriptor { entries: vec![entry], hits_addend: Some(hits), ..RateLimitDescriptor::default() };
-        let request = RateLimitRequest { domain: "d".to_owned(), descriptors: vec![asked], hits_addend: 0 };
+        let asked = RateLimitDescriptor { hits_addend: Some(hits), ..grpc::descriptor(&[("k", "1")]) };
+        let request = grpc::request("d", [asked]);
         let answer = async || self.0.should_rate_limit(request.clone()).await.ok();
         eventually("Redis decides", answer).await.into_inner()
     }

@@ -3,13 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::telemetry::metrics::TABLE;
-use tonic::transport::Channel;
 
+use crate::grpc;
 use crate::redis::Single;
 use crate::support::{Tidegate, in_time, rule_file};
 
@@ -99,24 +96,13 @@ impl Counts {
     }
 }
 
-async fn client(server: &Tidegate) -> RateLimitServiceClient<Channel> {
-    let connected = RateLimitServiceClient::connect(format!("http://{}", server.grpc));
-    in_time("the server is there", connected).await.expect("it takes connections")
-}
-
-async fn ask(client: &mut RateLimitServiceClient<Channel>, entries: &[(&str, &str)], hits: u32) {
+async fn ask(client: &mut grpc::Client, entries: &[(&str, &str)], hits: u32) {
     ask_all(client, &[entries], hits).await;
 }
 
-async fn ask_all(client: &mut RateLimitServiceClient<Channel>, descriptors: &[&[(&str, &str)]], hits: u32) {
-    let bytes = |text: &str| text.as_bytes().to_vec().into();
-    let entry = |(key, value): &(&str, &str)| Entry { key: bytes(key), value: bytes(value) };
-    let descriptor = |entries: &&[(&str, &str)]| RateLimitDescriptor {
-        entries: entries.iter().map(entry).collect(),
-        ..RateLimitDescriptor::default()
-    };
-    let descriptors = descriptors.iter().map(descriptor).collect();
-    let request = RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: hits };
+async fn ask_all(client: &mut grpc::Client, descriptors: &[&[(&str, &str)]], hits: u32) {
+    let descriptors = descriptors.iter().map(|entries| grpc::descriptor(entries));
+    let request = RateLimitRequest { hits_addend: hits, ..grpc::request("d", descriptors) };
     in_time("it is answered", client.should_rate_limit(request)).await.expect("it is no error");
 }
 
@@ -135,7 +121,7 @@ async fn count_as_the_reference_does(store: &[(&str, &str)]) {
         let prefix = format!("{ratio}:");
         let own = [("NEAR_LIMIT_RATIO", ratio), ("CACHE_KEY_PREFIX", &prefix), ("STORE_DEADLINE", "10s")];
         let server = Tidegate::start(rules.path(), &[&own, store].concat()).await;
-        let mut client = client(&server).await;
+        let mut client = grpc::client(server.grpc).await;
         let ratio = ratio.parse().expect("a number");
         for (case, (limit, taken)) in CASES.iter().enumerate() {
             for is_shadow in [false, true] {
@@ -176,7 +162,7 @@ async fn a_hit_that_a_refused_request_keeps_is_counted_once_where_it_fell() {
          - { key: full, rate_limit: { unit: year, requests_per_unit: 1 } }\n",
     );
     let server = Tidegate::start(rules.path(), &[]).await;
-    let mut client = client(&server).await;
+    let mut client = grpc::client(server.grpc).await;
     ask(&mut client, &[("full", "v")], 1).await;
     ask(&mut client, &[("kept", "v")], 7).await;
     ask_all(&mut client, &[&[("kept", "v")], &[("full", "v")]], 1).await;
@@ -189,7 +175,7 @@ async fn refusals_that_are_only_watched_are_counted() {
     let rules =
         rule_file("domain: d\ndescriptors:\n  - { key: full, rate_limit: { unit: year, requests_per_unit: 1 } }\n");
     let server = Tidegate::start(rules.path(), &[("SHADOW_MODE", "true")]).await;
-    let mut client = client(&server).await;
+    let mut client = grpc::client(server.grpc).await;
     for refused in [0, 1, 2] {
         ask(&mut client, &[("full", "v")], 1).await;
         let page = server.metrics().await;
@@ -272,7 +258,7 @@ async fn hits_are_counted_under_the_labels_of_the_reference() {
     let items = NAMED.iter().map(|(rule, ..)| format!("  - {}\n", rule.replace("RATE", limit)));
     let rules = rule_file(&format!("domain: d\ndescriptors:\n{}", items.collect::<String>()));
     let server = Tidegate::start(rules.path(), &[]).await;
-    let mut client = client(&server).await;
+    let mut client = grpc::client(server.grpc).await;
     let mut counted: BTreeMap<String, String> = BTreeMap::new();
     for (rule, entries, labels) in NAMED {
         ask(&mut client, entries, 3).await;

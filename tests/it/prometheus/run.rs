@@ -9,10 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::Command;
@@ -21,6 +18,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::scrape::Prometheus;
 use super::{ALERTS, alerts, queries, text};
+use crate::grpc;
 use crate::http;
 use crate::redis::certificates::{Authority, Issued};
 use crate::redis::proxy::{Faults, Proxy, Way};
@@ -94,8 +92,7 @@ impl Drop for Calls {
 
 fn calls(server: SocketAddr, per_second: u32, make: impl Fn(u32) -> RateLimitRequest + Send + 'static) -> Calls {
     let calling = async move {
-        let connected = RateLimitServiceClient::connect(format!("http://{server}"));
-        let mut client = connected.await.expect("it takes connections");
+        let mut client = grpc::client(server).await;
         let mut due = interval(Duration::from_secs(1) / per_second);
         due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for number in 0.. {
@@ -122,12 +119,7 @@ fn in_plaintext(server: SocketAddr) -> Calls {
 }
 
 fn request(domain: &str, entries: impl IntoIterator<Item = (&'static str, String)>) -> RateLimitRequest {
-    let descriptor = |(key, value): (&str, String)| RateLimitDescriptor {
-        entries: vec![Entry { key: key.as_bytes().to_vec().into(), value: value.into_bytes().into() }],
-        ..RateLimitDescriptor::default()
-    };
-    let descriptors = entries.into_iter().map(descriptor).collect();
-    RateLimitRequest { domain: domain.to_owned(), descriptors, hits_addend: 0 }
+    grpc::request(domain, entries.into_iter().map(|entry| grpc::descriptor(&[entry])))
 }
 
 fn one(key: &'static str) -> impl Fn(u32) -> RateLimitRequest {

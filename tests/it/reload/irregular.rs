@@ -7,7 +7,8 @@ use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
-use super::{RateLimitServiceClient, Scene, ask, descriptor, domain, limits, page, replace, rules};
+use super::{Scene, ask, descriptor, domain, limits, page, replace, rules};
+use crate::grpc;
 use crate::redis::hang::Hang;
 use crate::support::{Tidegate, eventually};
 
@@ -110,8 +111,7 @@ async fn a_file_system_that_stops_answering_is_reported_and_holds_up_neither_ans
     assert!(told.contains("the next load has been under way for "), "{told}");
     assert!(!server.metrics().await.contains(IDLE));
     assert_eq!(in_force(&server).await, 10);
-    let mut client =
-        RateLimitServiceClient::connect(format!("http://{}", server.grpc)).await.expect("it takes connections");
+    let mut client = grpc::client(server.grpc).await;
     assert_eq!(ask(&mut client, vec![descriptor("one", 1)]).await.statuses[0].limit_remaining, 9);
 
     hang.end();

@@ -33,7 +33,7 @@ impl Progress {
     }
 
     /// Calls once. The version of the answer, which is whole and no older than `seen` and than what is confirmed.
-    async fn call(&self, client: &mut RateLimitServiceClient<Channel>, seen: u32) -> u32 {
+    async fn call(&self, client: &mut grpc::Client, seen: u32) -> u32 {
         let since = seen.max(self.confirmed.load(Ordering::SeqCst));
         let limits = named(&ask(client, vec![descriptor("one", 1), descriptor("two", 1)]).await);
         let [one, two] = limits[..] else { panic!("{limits:?}") };
@@ -56,12 +56,11 @@ struct Tally {
 
 /// Calls until all is over, by connections of so many calls each. Every call and every connection has to succeed.
 fn calls(scene: &Scene, progress: &Arc<Progress>, calls_of_one: usize) -> JoinHandle<Tally> {
-    let (address, progress) = (format!("http://{}", scene.server.grpc), Arc::clone(progress));
+    let (address, progress) = (scene.server.grpc, Arc::clone(progress));
     tokio::spawn(async move {
         let (mut tally, mut seen) = (Tally::default(), 0);
         while !progress.is_over.load(Ordering::SeqCst) {
-            let connected = RateLimitServiceClient::connect(address.clone());
-            let mut client = in_time("the server takes a connection", connected).await.expect("none is refused");
+            let mut client = grpc::client(address).await;
             tally.connections += 1;
             for _ in 0..calls_of_one {
                 let version = progress.call(&mut client, seen).await;

@@ -9,9 +9,6 @@ use hyper_util::rt::TokioIo;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, HandshakeKind, ProtocolVersion, RootCertStore, SupportedProtocolVersion};
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tokio::net::TcpStream;
@@ -20,6 +17,7 @@ use tokio_rustls::client::TlsStream;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::edges::support::{health_check, message};
+use crate::grpc;
 use crate::redis::certificates::{Authority, Issued};
 use crate::support::in_time;
 
@@ -134,9 +132,7 @@ pub async fn ask(client: SendRequest<Bytes>) -> Result<(), h2::Error> {
 
 /// Asks for a decision. The error is the status of the call.
 pub async fn decide(channel: &Channel) -> Result<(), tonic::Status> {
-    let entry = Entry { key: b"user".to_vec().into(), value: b"a".to_vec().into() };
-    let descriptors = vec![RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() }];
-    let request = RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 };
+    let request = grpc::one("edge", "user", "a");
     let answer =
         in_time("it is answered", RateLimitServiceClient::new(channel.clone()).should_rate_limit(request)).await?;
     assert_eq!(answer.into_inner().overall_code(), Code::Ok);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tokio::time::Instant;
@@ -13,6 +13,7 @@ use tonic::{Code, Status};
 
 use super::client::Client;
 use super::{MUTUAL, Secured};
+use crate::grpc;
 use crate::http;
 use crate::redis::certificates::Authority;
 use crate::support::{Tidegate, directory, eventually, in_time, output, repository, rule_file};
@@ -106,17 +107,12 @@ fn certified(server: &Secured, names: &[&str]) -> Client {
 }
 
 fn descriptor(user: &str) -> RateLimitDescriptor {
-    let entry = Entry { key: b"user".to_vec().into(), value: user.to_owned().into_bytes().into() };
-    RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() }
+    grpc::descriptor(&[("user", user)])
 }
 
 /// A limit of 5 a day.
 fn own_limit() -> Option<RateLimitOverride> {
     Some(RateLimitOverride { requests_per_unit: 5, unit: 4, unit_multiplier: None })
-}
-
-fn request(domain: &str, descriptor: RateLimitDescriptor) -> RateLimitRequest {
-    RateLimitRequest { domain: domain.to_owned(), descriptors: vec![descriptor], hits_addend: 0 }
 }
 
 /// What the caller may do in `domain`: `None` if it may not ask, else whether its own limit counts, and whether its hits are
@@ -127,16 +123,16 @@ async fn cell(
     ask: impl AsyncFn(RateLimitRequest) -> Option<(u32, u32)>,
 ) -> Option<(bool, bool)> {
     let own = RateLimitDescriptor { limit: own_limit(), ..descriptor(&format!("{user}-own")) };
-    let (limit, _) = ask(request(domain, own)).await?;
+    let (limit, _) = ask(grpc::request(domain, [own])).await?;
     let refunded = format!("{user}-refunded");
     let hits = |hits, is_negative_hits| RateLimitDescriptor {
         hits_addend: Some(hits),
         is_negative_hits,
         ..descriptor(&refunded)
     };
-    ask(request(domain, hits(4, false))).await.expect("it may ask");
-    ask(request(domain, hits(3, true))).await.expect("a refund is no reason for an error");
-    let (_, remaining) = ask(request(domain, hits(0, false))).await.expect("it may ask");
+    ask(grpc::request(domain, [hits(4, false)])).await.expect("it may ask");
+    ask(grpc::request(domain, [hits(3, true)])).await.expect("a refund is no reason for an error");
+    let (_, remaining) = ask(grpc::request(domain, [hits(0, false)])).await.expect("it may ask");
     assert!([5, 10].contains(&limit) && [6, 9].contains(&remaining), "{limit}, {remaining}");
     Some((limit == 5, remaining == 9))
 }
@@ -203,7 +199,7 @@ async fn each_caller_may_do_what_it_is_granted_in_each_domain_by_each_door() {
         assert_eq!(found, expected, "/json in {domain}");
     }
     // A domain that no rule has needs a grant as well.
-    let unknown = || request("unknown", descriptor("a"));
+    let unknown = || grpc::request("unknown", [descriptor("a")]);
     let all = certified(&server, &["all.example"]).channel(server.tidegate.grpc);
     assert!(call(&all, unknown()).await.is_ok());
     let other = certified(&server, &["10.1.2.3"]).channel(server.tidegate.grpc);
@@ -243,7 +239,7 @@ async fn json_is_closed_unless_anonymous_is_granted_something() {
         assert!(answer.status == 200, "{path}: {answer}");
     }
     let channel = certified(&server, &["a.example"]).channel(server.tidegate.grpc);
-    call(&channel, request("edge", descriptor("a"))).await.expect("it is granted");
+    call(&channel, grpc::request("edge", [descriptor("a")])).await.expect("it is granted");
 }
 
 #[tokio::test]
@@ -277,7 +273,8 @@ async fn a_right_that_is_removed_ends_on_open_connections_and_a_broken_file_chan
     let server = secured(&file).await;
     let channel = certified(&server, &["all.example"]).channel(server.tidegate.grpc);
     let asked = async || {
-        over_grpc(&channel, request("edge", RateLimitDescriptor { limit: own_limit(), ..descriptor("a") })).await
+        over_grpc(&channel, grpc::request("edge", [RateLimitDescriptor { limit: own_limit(), ..descriptor("a") }]))
+            .await
     };
     assert_eq!(asked().await.map(|(limit, _)| limit), Some(5));
 
@@ -349,6 +346,6 @@ async fn the_names_of_a_certificate_beyond_the_first_hundred_give_no_right() {
         names.push("all.example".to_owned());
         let names: Vec<_> = names.iter().map(String::as_str).collect();
         let channel = certified(&server, &names).channel(server.tidegate.grpc);
-        assert_eq!(over_grpc(&channel, request("edge", descriptor("many"))).await, expected, "{others}");
+        assert_eq!(over_grpc(&channel, grpc::request("edge", [descriptor("many")])).await, expected, "{others}");
     }
 }

@@ -347,9 +347,7 @@ async fn responses_of_tiny_messages_and_of_another_type_take_little_memory_log_a
         stream.send(Ok(other.clone())).expect("it is sent");
     }
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let page = server.metrics().await;
-    let count = page.lines().find_map(|line| line.strip_prefix("tidegate_xds_responses_total{answer=\"refused\"} "));
-    let count: u64 = count.expect("the metric").parse().expect("a number");
+    let count = server.metric("tidegate_xds_responses_total{answer=\"refused\"}").await;
     assert!((2..12).contains(&count), "{count} in 2 s");
     assert_eq!(
         server.log().matches("rules.rejected").count() + server.log().matches("new rules are invalid").count() / 2,

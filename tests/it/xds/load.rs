@@ -5,14 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::DescriptorStatus;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::proto::ratelimit::config::ratelimit::v3::{RateLimitConfig, RateLimitUnit};
 use tokio::task::JoinSet;
 
 use super::plane::{Plane, limit, response, start};
+use crate::grpc;
 use crate::http;
 use crate::support::{Tidegate, by_tier, eventually};
 
@@ -39,18 +37,9 @@ fn set(number: u32) -> RateLimitConfig {
 }
 
 async fn ask(server: &Tidegate, numbers: Arc<Numbers>) -> u32 {
-    let address = format!("http://{}", server.grpc);
-    let mut client = RateLimitServiceClient::connect(address).await.expect("it listens");
-    let descriptor = |key: &str| RateLimitDescriptor {
-        entries: vec![Entry { key: key.to_owned().into(), value: "a".into() }],
-        hits_addend: Some(0),
-        ..RateLimitDescriptor::default()
-    };
-    let request = RateLimitRequest {
-        domain: "edge".to_owned(),
-        descriptors: KEYS.map(descriptor).into(),
-        ..RateLimitRequest::default()
-    };
+    let mut client = grpc::client(server.grpc).await;
+    let descriptor = |key: &str| RateLimitDescriptor { hits_addend: Some(0), ..grpc::descriptor(&[(key, "a")]) };
+    let request = grpc::request("edge", KEYS.map(descriptor));
     let seen = |status: &DescriptorStatus| {
         (status.current_limit.as_ref().map(|limit| limit.requests_per_unit), status.limit_remaining)
     };
