@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use futures_util::future::join_all;
+use futures_util::{StreamExt, stream};
 use prost_types::value::Kind;
 use prost_types::{ListValue, Struct};
 use serde_json::Value;
@@ -11,7 +11,7 @@ use tidegate::proto::ratelimit::config::ratelimit::v3::{
 };
 
 use super::plane::{Plane, response, start};
-use crate::conformance::{PLAIN, QUIRKS, differences, failed, passed, run};
+use crate::conformance::{AT_ONCE, PLAIN, QUIRKS, differences, failed, passed, run};
 use crate::support::rule_file;
 
 /// Cases that a resource cannot state: it has no `share_threshold`, no `value_to_metric` and no second document.
@@ -93,8 +93,8 @@ fn descriptor(value: &Value) -> Option<RateLimitDescriptor> {
 /// cannot be stated.
 async fn cases(half: &[&str], more: &[(&str, &str)]) -> (String, BTreeSet<String>) {
     let groups = run(&[&["--groups"], half].concat()).await;
-    let cases = join_all(groups.lines().map(|group| cases_of(group, half, more))).await;
-    let (reports, left_out): (Vec<_>, Vec<_>) = cases.into_iter().unzip();
+    let cases = stream::iter(groups.lines()).map(|group| cases_of(group, half, more)).buffered(AT_ONCE);
+    let (reports, left_out): (Vec<_>, Vec<_>) = cases.unzip().await;
     (reports.concat(), left_out.into_iter().flatten().collect())
 }
 
