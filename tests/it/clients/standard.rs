@@ -55,6 +55,7 @@ struct Library {
 }
 
 #[tokio::test]
+#[ignore = "tests/nightly runs it"]
 async fn the_c_core_of_grpc_gets_what_the_table_says() {
     if let Some(built) = toolchains::python().await {
         let retries = &["policy", "off"];

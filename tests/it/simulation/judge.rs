@@ -89,6 +89,8 @@ impl World {
         let of = |role| call.parts.iter().filter(move |part| part.role == role);
         let is_enforced = of(Role::Enforce).any(|part| !part.is_admitted);
         let quotas_refuse = of(Role::Quota).next().is_some() && of(Role::Quota).all(|part| !part.is_admitted);
+        // The policy `error` fails the call whatever the others say, of a quota too.
+        let fails = call.parts.iter().any(|part| part.by == Some(Provenance::Error) && !part.role.is_shadow());
         let is_wrong = |part: &Part| {
             let policies = self.rules[0].1.policies_of(&part.key);
             // Hits that cannot be given back refuse nobody.
@@ -96,7 +98,7 @@ impl World {
         };
         let wrong = if call.ended - call.began > most + Duration::from_millis(1) {
             "late"
-        } else if call.outcome.is_some() && call.is_admitted() == (is_enforced || quotas_refuse) {
+        } else if call.outcome.is_some() && call.is_admitted() == (is_enforced || quotas_refuse || fails) {
             "not the outcome of its parts"
         } else if call.parts.iter().any(is_wrong) {
             "answered by another policy"
