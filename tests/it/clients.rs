@@ -71,6 +71,7 @@ async fn a_java_service_and_its_caller_keep_limits_and_deadlines() {
 }
 
 #[tokio::test]
+#[ignore = "tests/nightly runs it"]
 async fn a_rust_service_and_its_caller_keep_limits_and_deadlines() {
     keeps_limits_and_deadlines(&toolchains::rust().await.demo).await;
 }

@@ -112,14 +112,14 @@ async fn the_page_has_what_the_kernel_says_of_the_process() {
 }
 
 /// What the kernel says of a process.
-struct Kernel {
-    resident: f64,
+pub struct Kernel {
+    pub resident: f64,
     size: f64,
-    files: f64,
+    pub files: f64,
     cpu: f64,
 }
 
-fn kernel(pid: u32) -> Kernel {
+pub fn kernel(pid: u32) -> Kernel {
     let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).expect("the kernel tells");
     let (status, stat) = (read("status"), read("stat"));
     let bytes = |name: &str| {

@@ -97,6 +97,8 @@ mod servers;
 mod shared;
 /// The service on virtual time, with a network and a Redis that fail as a seed says.
 mod simulation;
+/// A long run: an instance under a load that changes all the time keeps neither memory nor open files.
+mod soak;
 /// Which files of a directory are rule files.
 mod sources;
 /// Statistics, as a receiver of statsd or DogStatsD gets them.

@@ -305,7 +305,7 @@ fn variable(name: &str) -> Option<u64> {
 }
 
 #[tokio::test]
-#[ignore = "nightly"]
+#[ignore = "tests/nightly runs it"]
 async fn no_answer_of_three_instances_breaks_a_bound_whatever_fails() {
     let _alone = alone().await;
     let seed = variable("HISTORY_SEED").unwrap_or_else(epoch_us);

@@ -88,6 +88,7 @@ async fn grpc_java_gets_what_the_table_says() {
 }
 
 #[tokio::test]
+#[ignore = "tests/nightly runs it"]
 async fn tonic_gets_what_the_table_says() {
     gets_what_the_table_says("tonic", &toolchains::rust().await.probe, (100, 3), &[]).await;
 }

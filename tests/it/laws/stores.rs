@@ -13,6 +13,7 @@ use super::oracle::Told;
 use crate::histories::charge;
 use crate::redis::Single;
 use crate::redis::cluster::{Cluster, slot};
+use crate::support::by_tier;
 use crate::twins::bench::{answers, at, by_hand, charging_call, mode, replaced, rows};
 use crate::world;
 
@@ -59,7 +60,7 @@ impl Store {
     pub async fn redis() -> Self {
         let single = Single::start(&[]).await;
         let node = Node::new(&single, vec![0..=16_383]);
-        Self::Redis { nodes: vec![node], cases: 1_200, _single: Some(Box::new(single)) }
+        Self::Redis { nodes: vec![node], cases: by_tier(400, 1_200), _single: Some(Box::new(single)) }
     }
 
     /// The cluster of six.
@@ -67,7 +68,7 @@ impl Store {
         let cluster = Cluster::shared().await;
         let shards = cluster.shards().await.into_iter();
         let nodes = shards.map(|shard| Node::new(&cluster.nodes()[shard.master], shard.slots)).collect();
-        Self::Redis { nodes, cases: 600, _single: None }
+        Self::Redis { nodes, cases: by_tier(200, 600), _single: None }
     }
 
     /// Counters that nobody has used.

@@ -104,10 +104,10 @@ fn assert_within(limits: usize, admitted: &[Admitted]) {
     assert!(admitted.iter().all(|counter| counter.hits <= limits * LIMIT), "{admitted:?} of {limits} times {LIMIT}");
 }
 
-/// Of each counter at most its limit was admitted, and nearly all of it.
+/// Of each counter at most its limit was admitted, and all of it but for a lease of each instance, whose reply can be too late.
 fn assert_used_up(admitted: &[Admitted]) {
     assert_within(1, admitted);
-    assert!(admitted.iter().all(|counter| counter.hits * 100 >= LIMIT * 95), "{admitted:?} of {LIMIT}");
+    assert!(admitted.iter().all(|counter| counter.hits >= LIMIT - 3 * LIMIT / 15), "{admitted:?} of {LIMIT}");
 }
 
 pub const BEFORE: Duration = Duration::from_millis(300);

@@ -30,6 +30,12 @@ const FURTHER_AWAY: Duration = Duration::from_millis(300);
 /// The time for which an instance uses what it has learnt of the clock of a server.
 const SAMPLED: Duration = Duration::from_secs(2);
 
+/// Charges of a counter that are compared with what was asked at the time.
+const IN_A_ROW: usize = 8;
+
+/// The longest timeout of a caller.
+const LONGEST: Duration = Duration::from_millis(250);
+
 /// The hits on the counters of a year, by key and value.
 pub type Counters = BTreeMap<(&'static str, String), u64>;
 
@@ -289,9 +295,8 @@ impl World {
         }
     }
 
-    /// Says if a counter was charged when no caller was waiting for it.
+    /// Says if some charges in a row of a counter are more than the callers have asked for that waited meanwhile.
     fn charged_late(&self, calls: &[Call]) -> Option<String> {
-        let charged = self.deployment.servers.iter().flat_map(|server| server.charged.take());
         // After a step back, a command looks as young as it was before, until a reply tells of the step.
         let is_set = |at: Instant| {
             let mut back = self.steps.iter().filter(|(_, before, after)| after < before);
@@ -299,20 +304,41 @@ impl World {
                 *set <= at && at < *set + Duration::from_micros(before.saturating_sub(*after).get()) + SAMPLED
             })
         };
-        for (at, value, hits) in charged.filter(|(at, ..)| !is_set(*at)) {
-            let is_waiting =
-                |call: &&Call| call.began <= at && at <= call.began + call.timeout.unwrap_or(Duration::from_millis(10));
-            let waiting =
-                calls.iter().filter(is_waiting).filter(|call| call.parts_of("counted", &value.to_string()).count() > 0);
-            let most: i64 = waiting.map(|call| call.hits).sum();
-            if hits.cast_signed() > most {
-                let after = at - self.began;
-                return Some(format!(
-                    "counted {value} is charged with {hits} after {after:?}, and callers wait for {most}"
-                ));
+        let mut charged: Vec<_> = self.deployment.servers.iter().flat_map(|server| server.charged.take()).collect();
+        charged.retain(|(at, ..)| !is_set(*at));
+        charged.sort();
+        for (value, name) in (0..VALUES).map(|value| (value, value.to_string())) {
+            let charged: Vec<_> = charged.iter().filter(|(_, of, _)| *of == value).collect();
+            let mut asked: Vec<_> = calls.iter().flat_map(|call| call.asked(&name)).collect();
+            asked.sort();
+            for from in 0..charged.len() {
+                let (first, mut sum) = (charged[from].0, 0);
+                let after = asked.partition_point(|(began, ..)| *began + LONGEST < first);
+                for (last, _, hits) in &charged[from..(from + IN_A_ROW).min(charged.len())] {
+                    sum += hits;
+                    let asked = asked[after..].iter().take_while(|(began, ..)| began <= last);
+                    let most: u64 = asked.filter(|(_, until, _)| *until >= first).map(|(.., hits)| hits).sum();
+                    if sum > most {
+                        let [first, last] = [first, *last].map(|at| at - self.began);
+                        return Some(format!(
+                            "counted {value} is charged with {sum} from {first:?} to {last:?}, and callers wait for {most}"
+                        ));
+                    }
+                }
             }
         }
         None
+    }
+}
+
+impl Call {
+    /// Returns when it may be charged, and with how many hits, for each of its descriptors of `counted` with this value.
+    fn asked<'a>(&'a self, value: &'a str) -> impl Iterator<Item = (Instant, Instant, u64)> + 'a {
+        let patient = self.began + self.timeout.unwrap_or(Duration::from_millis(10));
+        self.parts_of("counted", value).map(move |part| {
+            let until = if part.by == Some(Provenance::Store) { self.ended } else { patient };
+            (self.began, until, self.hits.unsigned_abs())
+        })
     }
 }
 
