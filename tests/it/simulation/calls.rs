@@ -67,7 +67,9 @@ fn parts(descriptors: Vec<(String, String)>, decision: Option<&Decision>) -> Vec
         let answers = || decision.into_iter().flat_map(|decision| &decision.answers);
         let own = || answers().filter(move |answer| answer.descriptor == place);
         // The limits of a list are decided together.
-        let first = own().find(|answer| answer.verdict.outcome != Outcome::Admitted).or_else(|| own().next());
+        let refusing = || own().filter(|answer| answer.verdict.outcome != Outcome::Admitted);
+        let asked = refusing().find(|answer| answer.verdict.provenance != Provenance::Spared);
+        let first = asked.or_else(|| refusing().next()).or_else(|| own().next());
         Part {
             key,
             value,

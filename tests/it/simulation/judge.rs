@@ -102,10 +102,14 @@ impl World {
             // Hits that cannot be given back refuse nobody.
             call.hits > 0 && part.by.is_some_and(|by| by.is_policy() && !policies.contains(&by.name()))
         };
+        let is_spared = |part: &Part| part.by == Some(Provenance::Spared);
         let wrong = if call.ended - call.began > most + Duration::from_millis(1) {
             "late"
         } else if call.outcome.is_some() && call.is_admitted() == (is_enforced || quotas_refuse || fails) {
             "not the outcome of its parts"
+        } else if call.parts.iter().any(is_spared) && call.parts.iter().all(|part| is_spared(part) || part.is_admitted)
+        {
+            "not asked, and nothing refuses"
         } else if call.parts.iter().any(is_wrong) {
             "answered by another policy"
         } else {

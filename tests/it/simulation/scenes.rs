@@ -59,6 +59,25 @@ fn a_lost_script_is_loaded_again_where_all_calls_were_too_late() {
     });
 }
 
+/// A lease that was taken under a larger limit pays for nothing under the smaller one.
+#[test]
+fn a_lease_of_an_earlier_limit_pays_for_nothing() {
+    on_virtual_time(async {
+        let (_server, instance) = connected().await;
+        let by_lease = async || call(&instance, &["leased"]).await == (Outcome::Admitted, Some(Provenance::Lease));
+        let mut calls = 0;
+        while !by_lease().await && calls < 400 {
+            calls += 1;
+            sleep(Duration::from_millis(5)).await;
+        }
+        assert!(by_lease().await, "there is a lease");
+        instance.reload(&RULES.replace("requests_per_unit: 1000", "requests_per_unit: 1"));
+        for _ in 0..20 {
+            assert!(!by_lease().await, "the lease is that of 1,000 a second");
+        }
+    });
+}
+
 /// Seed 61: a lease that paid for one limit of a request was taken for a refusal of the request. Where Redis had little memory, the others made no new counter, so
 /// whoever had none was admitted without a charge.
 #[test]
