@@ -3,6 +3,7 @@
 //!
 //! `HISTORY_SEED=17 HISTORY_SECONDS=300 cargo test --test it -- --ignored --nocapture recorded` makes the faults in the order of that seed.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -287,7 +288,9 @@ fn summary(seed: u64, history: &History) -> String {
     let by_policy = count(&|call| matches!(call.answer, Answer::Policy { .. }));
     let failed = count(&|call| matches!(call.answer, Answer::Failed(_)));
     let longest = calls.iter().max_by_key(|call| call.answered - call.sent).map(|call| history.line(call));
-    let names: Vec<_> = faults.iter().map(|fault| &*fault.name).collect();
+    let mut names: BTreeMap<&str, u32> = BTreeMap::new();
+    faults.iter().for_each(|fault| *names.entry(&fault.name).or_default() += 1);
+    let names: Vec<_> = names.iter().map(|(name, times)| format!("{times} x {name}")).collect();
     format!(
         "seed {seed}: {} calls, {admitted} admitted ({leased} by leases), {refused} refused, {by_policy} by policy, {failed} failed; \
          median {} ms; {} faults: {}; longest answer: {}",

@@ -14,6 +14,13 @@ use crate::redis::Single;
 use crate::redis::cluster::Cluster;
 use crate::support::{Tidegate, directory};
 
+const RULES: &str = "domain: soak
+lease: { share: 10%, ttl: 1s }
+descriptors:
+  - { key: user, rate_limit: { window: 5s, requests_per_unit: 3, algorithm: sliding_window } }
+  - { key: log, lease: off, rate_limit: { window: 5s, requests_per_unit: 3, algorithm: sliding_log } }
+  - { key: all, rate_limit: { unit: second, requests_per_unit: 500, algorithm: token_bucket } }
+";
 /// The length of a run without `SOAK_SECONDS`.
 const SECONDS: u64 = 60;
 /// The time after which what grows with the number of clients has grown: two windows, and the connections of each kind.
@@ -28,13 +35,7 @@ fn rules(number: u64) -> String {
     let others = (0..number % 50).map(|limit| {
         format!("  - {{ key: other, value: 'v{limit}', rate_limit: {{ unit: hour, requests_per_unit: {number} }} }}\n")
     });
-    let others: String = others.collect();
-    format!(
-        "domain: soak\nlease: {{ share: 10%, ttl: 1s }}\ndescriptors:\n{others}\
-           - {{ key: user, rate_limit: {{ window: 5s, requests_per_unit: 3, algorithm: sliding_window }} }}\n  \
-           - {{ key: log, lease: off, rate_limit: {{ window: 5s, requests_per_unit: 3, algorithm: sliding_log }} }}\n  \
-           - {{ key: all, rate_limit: {{ unit: second, requests_per_unit: 500, algorithm: token_bucket }} }}\n"
-    )
+    format!("{RULES}{}", others.collect::<String>())
 }
 
 /// One caller: a connection for some calls, each of another client, and then the next connection.
