@@ -348,10 +348,10 @@ async fn rounds(layouts: &[Layout], rounds: usize) {
 
 #[tokio::test]
 async fn three_instances_on_a_cluster_never_admit_one_hit_over_and_waste_nothing_that_one_step_decides() {
-    rounds(&[Layout::Each, Layout::Descriptor, Layout::Colocated], by_tier(20, 1_000)).await;
+    rounds(&[Layout::Each, Layout::Descriptor, Layout::Colocated], by_tier(20, 200)).await;
 }
 
 #[tokio::test]
 async fn three_instances_never_admit_one_hit_over_across_slots_and_give_back_what_a_refusal_took() {
-    rounds(&[Layout::Across], by_tier(20, 1_000)).await;
+    rounds(&[Layout::Across], by_tier(20, 200)).await;
 }

@@ -26,7 +26,7 @@ mod writes;
 /// Number of histories of each kind that are tried; `TWIN_HISTORIES` says another one.
 fn histories() -> u32 {
     std::env::var("TWIN_HISTORIES")
-        .map_or_else(|_| by_tier(1_000, 10_000), |number| number.parse().expect("TWIN_HISTORIES is a number"))
+        .map_or_else(|_| by_tier(1_000, 4_000), |number| number.parse().expect("TWIN_HISTORIES is a number"))
 }
 
 /// Tries a law on many examples, on one Redis.

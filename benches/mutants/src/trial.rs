@@ -61,10 +61,8 @@ pub fn run(
     let mut command = Command::new("sh");
     command.args(["-c", script, "sh", mode]).arg(&runs).arg(binary).args(names);
     command.args(["--exact", "--test-threads", "4"]).current_dir(home.join("checkout"));
-    // Random histories: a tenth of those of CI unless the caller sets another number, none shrunk, and none kept.
-    let histories = std::env::var_os("TWIN_HISTORIES").unwrap_or_else(|| "1000".into());
-    command.env("TWIN_HISTORIES", histories).env("PROPTEST_MAX_SHRINK_ITERS", "0");
-    command.env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
+    // What fails is neither shrunk nor kept.
+    command.env("PROPTEST_MAX_SHRINK_ITERS", "0").env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
     if std::env::var_os("TIDEGATE_VENV").is_none() {
         command.env("TIDEGATE_VENV", home.join("../../.venv"));
     }

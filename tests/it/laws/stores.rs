@@ -60,7 +60,7 @@ impl Store {
     pub async fn redis() -> Self {
         let single = Single::start(&[]).await;
         let node = Node::new(&single, vec![0..=16_383]);
-        Self::Redis { nodes: vec![node], cases: by_tier(400, 1_200), _single: Some(Box::new(single)) }
+        Self::Redis { nodes: vec![node], cases: by_tier(400, 800), _single: Some(Box::new(single)) }
     }
 
     /// The cluster of six.
@@ -68,7 +68,7 @@ impl Store {
         let cluster = Cluster::shared().await;
         let shards = cluster.shards().await.into_iter();
         let nodes = shards.map(|shard| Node::new(&cluster.nodes()[shard.master], shard.slots)).collect();
-        Self::Redis { nodes, cases: by_tier(200, 600), _single: None }
+        Self::Redis { nodes, cases: by_tier(200, 400), _single: None }
     }
 
     /// Counters that nobody has used.
