@@ -30,6 +30,9 @@ const FURTHER_AWAY: Duration = Duration::from_millis(300);
 /// The time for which an instance uses what it has learnt of the clock of a server.
 const SAMPLED: Duration = Duration::from_secs(2);
 
+/// The time for which a counter is kept after it is idle. A step back by more can reach a moment at which a counter was not idle that is gone.
+const KEPT: Micros = Micros::from_secs(1);
+
 /// Charges of a counter that are compared with what was asked at the time.
 const IN_A_ROW: usize = 8;
 
@@ -240,6 +243,9 @@ impl World {
             again + most.min(at_risk.map(|(_, hits)| *hits.max(&0)).sum())
         });
         let lost: i128 = lost.sum();
+        let far_back = |(_, before, after): &&(_, Micros, Micros)| before.saturating_sub(*after) > KEPT;
+        let steps = i128::try_from(self.steps_within(first, last).filter(far_back).count()).expect("few");
+        let lost = lost + once * steps;
         // A lease of a fixed window ends with it by the clock that its instance knows, which a step of the clock of Redis makes wrong.
         let is_set = self.steps.iter().any(|(at, ..)| *at + LEASED >= first.began && *at <= last.ended);
         let is_leased = match limit.algorithm() {

@@ -16,6 +16,7 @@ on_store_overload: closed
 descriptors:
   - { key: user, rate_limit: { unit: year, requests_per_unit: 9000 } }
   - { key: leased, rate_limit: { unit: second, requests_per_unit: 1000, algorithm: gcra, lease: { share: 50%, ttl: 1s } } }
+  - { key: brief, rate_limit: { unit: second, requests_per_unit: 2 } }
   - { key: few, rate_limit: { unit: year, requests_per_unit: 2 } }
 ";
 
@@ -31,7 +32,8 @@ async fn call(instance: &Process, keys: &[&str]) -> (Outcome, Option<Provenance>
 async fn connected() -> (Rc<Server>, Rc<Process>) {
     let clock = SimulatedClock::new(Instant::now(), 0);
     let deployment = Deployment::new(Kind::Single, &clock, &Rc::default());
-    let instance = Process::start((0, 1), RULES, clock, 100..=200, 1, &deployment);
+    let own = SimulatedClock::new(Instant::now(), 0);
+    let instance = Process::start((0, 1), RULES, own, 100..=200, 1, &deployment);
     sleep(Duration::from_millis(500)).await;
     (Rc::clone(&deployment.servers[0]), instance)
 }
@@ -56,6 +58,30 @@ fn a_lost_script_is_loaded_again_where_all_calls_were_too_late() {
             decided += u32::from(call(&instance, &["user"]).await.1 == Some(Provenance::Store));
         }
         assert!(decided >= 18, "{decided} of 20");
+    });
+}
+
+/// Seed 1529: a counter is forgotten a second after its window. Where the clock is then set back into that window, a limit is admitted again, and only then.
+#[test]
+fn a_clock_that_is_set_back_by_more_than_a_second_admits_at_most_a_limit_again() {
+    on_virtual_time(async {
+        let (server, instance) = connected().await;
+        let admitted = async || {
+            let mut admitted = 0;
+            for _ in 0..5 {
+                admitted += u32::from(call(&instance, &["brief"]).await.0 == Outcome::Admitted);
+            }
+            admitted
+        };
+        assert_eq!(admitted().await, 2);
+        sleep(Duration::from_millis(1_200)).await;
+        server.clock.step(-900_000);
+        assert_eq!(admitted().await, 0, "its counter is still there");
+        sleep(Duration::from_millis(1_500)).await;
+        // The simulated server drops what has expired when a script begins.
+        call(&instance, &["few"]).await;
+        server.clock.step(-1_600_000);
+        assert_eq!(admitted().await, 2, "its counter is gone");
     });
 }
 
