@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::time::Duration;
 
 use tidegate::algorithm::{Algorithm, Limit};
@@ -23,6 +24,9 @@ const VALUES_OF: [&str; 4] = ["0", "1", "2", "other"];
 const OF_A_YEAR: [&str; 4] = ["counted", "later", "list", "refunded"];
 /// The time in which what a refused request took is given back.
 const GIVEN_BACK: Duration = Duration::from_millis(1_200);
+
+/// The time from one look at the memory of a server to the next.
+const LOOKED_AT: Duration = Duration::from_secs(1);
 
 /// The time in which an instance learns that a server is not as far away as it was.
 const FURTHER_AWAY: Duration = Duration::from_millis(300);
@@ -293,16 +297,23 @@ impl World {
             }
             // Not asked: another part is refused.
             Some(Provenance::Spared) => [false, false],
-            Some(Provenance::Store) if call.is_admitted() || self.rules[0].1.charging == "each" => [true, true],
+            Some(Provenance::Store) if call.is_admitted() => [true, true],
+            // A refused request makes no counter while a server has little memory, which is looked at once a second.
+            Some(Provenance::Store) if self.rules[0].1.charging == "each" => {
+                [!self.fails_within(call.began - 2 * LOOKED_AT..call.ended), true]
+            }
             // What a refused request took at one server is given back, if no fault comes between.
             Some(Provenance::Store) => {
-                let undone = call.began..call.ended + GIVEN_BACK;
                 let is_whole = self.deployment.kind != Kind::Cluster;
-                let fails = self.faults.iter().any(|fault| fault.start < undone.end && undone.start < fault.end);
-                [false, !is_whole && fails]
+                [false, !is_whole && self.fails_within(call.began..call.ended + GIVEN_BACK)]
             }
             _ => [false, true],
         }
+    }
+
+    /// Returns true if something failed in an interval.
+    fn fails_within(&self, time: Range<Instant>) -> bool {
+        self.faults.iter().any(|fault| fault.start < time.end && time.start < fault.end)
     }
 
     /// Says if some charges in a row of a counter are more than the callers have asked for that waited meanwhile.
