@@ -22,7 +22,7 @@ use self::rules::{Ask, Rules};
 use crate::faults::policies;
 use crate::faults::table::Site;
 use crate::load::{Load, alone};
-use crate::support::{Tidegate, eventually};
+use crate::support::{Tidegate, eventually, replace_file};
 
 mod checker;
 mod faults;
@@ -127,9 +127,7 @@ impl World {
 
     /// Puts the rules in force in the place of the last ones, at once.
     fn write_rules(&self) {
-        let [new, file] = ["new", "rules.yaml"].map(|name| self.directory.path().join(name));
-        std::fs::write(&new, self.rules.yaml(self.is_changed)).expect("it is written");
-        std::fs::rename(new, file).expect("it is renamed");
+        replace_file(&self.directory.path().join("rules.yaml"), &self.rules.yaml(self.is_changed));
     }
 
     /// Starts an instance and its callers.

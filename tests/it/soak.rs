@@ -4,7 +4,6 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::json;
 use tokio::time::{sleep, timeout};
 
 use crate::environment::kernel;
@@ -12,7 +11,7 @@ use crate::grpc::{client, one};
 use crate::http;
 use crate::redis::Single;
 use crate::redis::cluster::Cluster;
-use crate::support::{Tidegate, directory};
+use crate::support::{Tidegate, directory, replace_file};
 
 const RULES: &str = "domain: soak
 lease: { share: 10%, ttl: 1s }
@@ -27,7 +26,7 @@ const SECONDS: u64 = 60;
 const WARM: Duration = Duration::from_secs(20);
 /// What the resident memory may be above its most in the first half: what an allocator keeps differs from minute to minute.
 const MORE: f64 = 1.15;
-/// Open files, as a part of the connections that come and go.
+/// What the number of open files may be above its most in the first half: connections come and go.
 const MORE_FILES: f64 = 16.0;
 
 /// Rules with as many limits as `number` says beside those that are asked.
@@ -45,9 +44,8 @@ async fn call_on(server: &Tidegate, until: Instant, mut random: fastrand::Rng) -
         let key = ["user", "log", "all"][random.usize(..3)];
         if random.u8(..4) == 0 {
             let value = random.u32(..).to_string();
-            let body = json!({ "domain": "soak", "descriptors": [{ "entries": [{ "key": key, "value": value }] }] });
             // 429 is an answer as well as 200.
-            let _ = http::post(server.http, "/json", body.to_string()).sent().await;
+            let _ = http::post(server.http, "/json", http::descriptor("soak", &[(key, &value)])).sent().await;
             calls += 1;
             continue;
         }
@@ -72,12 +70,11 @@ async fn keeps_nothing(servers: &[&Single], variables: &[(&str, &str)]) {
     let callers =
         futures_util::future::join_all((0..8).map(|seed| call_on(&server, until, fastrand::Rng::with_seed(seed))));
     let disturbing = async {
-        let mut seen = Vec::new();
-        for number in 1.. {
+        let (mut seen, mut number) = (Vec::new(), 0);
+        while Instant::now() < until {
+            number += 1;
             sleep(Duration::from_secs(1)).await;
-            let new = directory.path().join("new");
-            std::fs::write(&new, rules(number)).expect("it is written");
-            std::fs::rename(&new, &file).expect("it is renamed");
+            replace_file(&file, &rules(number));
             // A listener that leaves, and connections that are lost.
             let _ = timeout(
                 Duration::from_millis(300),
@@ -88,11 +85,8 @@ async fn keeps_nothing(servers: &[&Single], variables: &[(&str, &str)]) {
                 redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]).await;
             }
             seen.push((began.elapsed(), kernel(server.pid())));
-            if Instant::now() >= until {
-                return seen;
-            }
         }
-        unreachable!("it goes on until the end")
+        seen
     };
     let (calls, seen) = tokio::join!(callers, disturbing);
     let calls: u64 = calls.iter().sum();

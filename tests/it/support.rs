@@ -161,6 +161,13 @@ pub fn directory(files: impl IntoIterator<Item = (impl AsRef<Path>, impl AsRef<[
     directory
 }
 
+/// Puts a text in the place of a file at once.
+pub fn replace_file(file: &Path, text: &str) {
+    let new = file.with_extension("new");
+    std::fs::write(&new, text).expect("it is written");
+    std::fs::rename(new, file).expect("it takes its place");
+}
+
 /// Has `tidegate serve` listen on ports of its own, on the loopback interface.
 pub fn on_free_ports(command: &mut Command) -> &mut Command {
     for listener in ["GRPC_", "", "DEBUG_"] {

@@ -97,8 +97,6 @@ impl World {
 
     /// Says if a call was answered too late, or if its outcome is not that of its parts.
     fn wrong(&self, call: &Call) -> Option<String> {
-        // Deadline::Auto: what a caller without a timeout is given.
-        let most = call.timeout.unwrap_or(Duration::from_millis(10));
         let of = |role| call.parts.iter().filter(move |part| part.role == role);
         let is_enforced = of(Role::Enforce).any(|part| !part.is_admitted);
         let quotas_refuse = of(Role::Quota).next().is_some() && of(Role::Quota).all(|part| !part.is_admitted);
@@ -110,7 +108,7 @@ impl World {
             call.hits > 0 && part.by.is_some_and(|by| by.is_policy() && !policies.contains(&by.name()))
         };
         let is_spared = |part: &Part| part.by == Some(Provenance::Spared);
-        let wrong = if call.ended - call.began > most + Duration::from_millis(1) {
+        let wrong = if call.ended - call.began > call.patience() + Duration::from_millis(1) {
             "late"
         } else if call.outcome.is_some() && call.is_admitted() == (is_enforced || quotas_refuse || fails) {
             "not the outcome of its parts"
@@ -227,8 +225,8 @@ impl World {
         let lasting = if leased > 0 { LEASED } else { Duration::ZERO };
         let window = u128::from(limit.quota().window().length().get());
         let (losses, slot) = (self.deployment.losses.borrow(), slot(counter(key, value).as_bytes()));
-        let back = self.steps_within(first, last).map(|(_, before, after)| before.saturating_sub(*after).get());
-        let back: u64 = back.sum();
+        let steps_back = || self.steps_within(first, last).map(|(_, before, after)| before.saturating_sub(*after));
+        let back: u64 = steps_back().map(Micros::get).sum();
         let is_within = |at: Instant| (first.began..=last.ended).contains(&at);
         let lost = losses.iter().filter(|loss| loss.concerns(slot)).filter(|loss| {
             // What was leased before is spent after.
@@ -247,9 +245,8 @@ impl World {
             again + most.min(at_risk.map(|(_, hits)| *hits.max(&0)).sum())
         });
         let lost: i128 = lost.sum();
-        let far_back = |(_, before, after): &&(_, Micros, Micros)| before.saturating_sub(*after) > KEPT;
-        let steps = i128::try_from(self.steps_within(first, last).filter(far_back).count()).expect("few");
-        let lost = lost + once * steps;
+        let forgetting = steps_back().filter(|back| *back > KEPT).count();
+        let lost = lost + once * i128::try_from(forgetting).expect("few");
         // A lease of a fixed window ends with it by the clock that its instance knows, which a step of the clock of Redis makes wrong.
         let is_set = self.steps.iter().any(|(at, ..)| *at + LEASED >= first.began && *at <= last.ended);
         let is_leased = match limit.algorithm() {
@@ -353,9 +350,14 @@ impl World {
 }
 
 impl Call {
+    /// Returns the time in which it has to be answered: without a timeout, what `Deadline::Auto` gives.
+    fn patience(&self) -> Duration {
+        self.timeout.unwrap_or(Duration::from_millis(10))
+    }
+
     /// Returns when it may be charged, and with how many hits, for each of its descriptors of `counted` with this value.
     fn asked<'a>(&'a self, value: &'a str) -> impl Iterator<Item = (Instant, Instant, u64)> + 'a {
-        let patient = self.began + self.timeout.unwrap_or(Duration::from_millis(10));
+        let patient = self.began + self.patience();
         self.parts_of("counted", value).map(move |part| {
             let until = if part.by == Some(Provenance::Store) { self.ended } else { patient };
             (self.began, until, self.hits.unsigned_abs())
