@@ -11,7 +11,7 @@ use crate::load::Load;
 use crate::redis::Single;
 use crate::redis::cluster::Cluster;
 use crate::redis::user::{Shape, User};
-use crate::support::{by_tier, eventually, on_free_ports, output, rule_file};
+use crate::support::{by_tier, eventually, on_free_ports, output, replace_file, rule_file};
 
 /// Calls a second.
 const PER_SECOND: u32 = 1_000;
@@ -31,9 +31,7 @@ impl Token {
     }
 
     fn write(&self, user: &User) {
-        let new = self.directory.path().join("new");
-        std::fs::write(&new, user.auth() + "\n").expect("it is written");
-        std::fs::rename(new, self.path("token")).expect("it takes its place");
+        replace_file(self.path("token").as_ref(), &(user.auth() + "\n"));
     }
 
     fn path(&self, name: &str) -> String {

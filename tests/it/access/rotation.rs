@@ -9,7 +9,7 @@ use super::{CANARY, PREFIX, Service, request, user};
 use crate::load::Load;
 use crate::redis::Single;
 use crate::redis::user::User;
-use crate::support::eventually;
+use crate::support::{eventually, replace_file};
 
 /// Calls a second, enough for a storm of attempts to be told from one in a second.
 const PER_SECOND: u32 = 200;
@@ -73,9 +73,7 @@ impl Scene {
 
 /// Puts another file in the place of the one that is there, as a secret's owner does.
 fn write(file: &Path, user: &User) {
-    let new = file.with_extension("new");
-    std::fs::write(&new, user.auth() + "\n").expect("it is written");
-    std::fs::rename(new, file).expect("it takes its place");
+    replace_file(file, &(user.auth() + "\n"));
 }
 
 #[tokio::test]

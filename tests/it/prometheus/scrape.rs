@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::{list, promtool, text};
 use crate::http;
 use crate::redis::{Port, bound_to_this_thread};
-use crate::support::{Process, eventually};
+use crate::support::{Process, eventually, replace_file};
 
 const CONFIGURATION: &str = "global: { scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 500ms }
 rule_files: [alerts.yaml]
@@ -71,9 +71,7 @@ impl Prometheus {
             json!({ "targets": [target.address.to_string()], "labels": labels })
         };
         let targets: Vec<_> = self.targets.iter().map(target).collect();
-        let beside = self.directory.path().join("targets.new");
-        fs::write(&beside, Value::from(targets).to_string()).expect("it is written");
-        fs::rename(beside, self.directory.path().join("targets.json")).expect("it is renamed");
+        replace_file(&self.directory.path().join("targets.json"), &Value::from(targets).to_string());
     }
 
     /// What it answers.

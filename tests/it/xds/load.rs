@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use super::plane::{Plane, limit, response, start};
 use crate::grpc;
 use crate::http;
-use crate::support::{Tidegate, by_tier, eventually};
+use crate::support::{Tidegate, by_tier, eventually, replace_file};
 
 const KEYS: [&str; 2] = ["user", "path"];
 const CALLERS: u32 = 4;
@@ -102,13 +102,11 @@ async fn pushes_and_changes_of_the_overlay_give_no_wrong_mixed_or_stale_answer()
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("overlay.yaml");
     let write = |path: &Path, burst: u32| {
-        let new = path.with_extension("new");
         let items: Vec<_> = KEYS
             .iter()
             .map(|key| format!("{{ match: [{key}], limit: {{ algorithm: gcra, burst: {burst} }} }}"))
             .collect();
-        std::fs::write(&new, format!("overlay: \"*\"\napply: [{}]\n", items.join(", "))).expect("it is written");
-        std::fs::rename(&new, path).expect("it is replaced");
+        replace_file(path, &format!("overlay: \"*\"\napply: [{}]\n", items.join(", ")));
     };
     write(&path, 1);
     let mut plane = Plane::start().await;
