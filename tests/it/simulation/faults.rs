@@ -29,6 +29,8 @@ impl World {
                 18 => self.reload(),
                 _ => self.recover().await,
             }
+            // A change of servers is a task, which has not begun.
+            tokio::task::yield_now().await;
             let lasting = if self.deployment.is_changing.get() { LONGEST_CHANGE } else { length };
             self.faults.push(began..Instant::now() + lasting);
         }
