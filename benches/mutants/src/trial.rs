@@ -63,6 +63,8 @@ pub fn run(
     command.args(["--exact", "--test-threads", "4"]).current_dir(home.join("checkout"));
     // What fails is neither shrunk nor kept.
     command.env("PROPTEST_MAX_SHRINK_ITERS", "0").env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
+    // Of the simulation, as many seeds as fit in [`SLOWEST`] without optimisation.
+    command.env("SIMULATION_SEEDS", "16");
     if std::env::var_os("TIDEGATE_VENV").is_none() {
         command.env("TIDEGATE_VENV", home.join("../../.venv"));
     }
