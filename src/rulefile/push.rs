@@ -328,6 +328,15 @@ mod tests {
     }
 
     #[test]
+    fn what_is_nested_too_deep_in_metadata_is_left_out() {
+        let deep = |levels: usize| format!("{}7{}", "[".repeat(levels), "]".repeat(levels));
+        for (levels, expected) in [(16, deep(16)), (17, deep(16).replace('7', "null"))] {
+            let CompiledRules { rules, .. } = compiled(&PUSH.replacen("[1, true]", &deep(levels), 1)).unwrap();
+            assert_eq!(rules.rules()[0].about().metadata.as_deref().unwrap()["n"].to_string(), expected);
+        }
+    }
+
+    #[test]
     fn what_is_wrong_in_a_push_is_named_with_its_place() {
         for (from, to, expected) in [
             ("MINUTE", "FORTNIGHT", "push.json:10:"),

@@ -699,13 +699,21 @@ descriptors:
   - { key: plain, rate_limit: { unit: minute, requests_per_unit: 4 } }
   - { key: costly, rate_limit: { unit: minute, requests_per_unit: 4, cost: 2, warn_at: 80% } }
   - { key: waits, rate_limit: { unit: minute, requests_per_unit: 4, algorithm: leaky_bucket, delay: { max: 30s } } }
+  - { key: grows, rate_limit: { unit: minute, requests_per_unit: 4, delay: { step: 100ms, max: 5s, beyond: admit } } }
 ";
     let loaded = load(&[file("rules.yaml", rules)], Options::default()).expect("rules").rules;
-    let sentences =
-        ["each hit counts 2 times", "sends a warning header when 80% of the limit is used", "waits at most 30s"];
-    for (key, said) in
-        [("plain", [false, false, false]), ("costly", [true, true, false]), ("waits", [false, false, true])]
-    {
+    let sentences = [
+        "each hit counts 2 times",
+        "sends a warning header when 80% of the limit is used",
+        "waits at most 30s",
+        "waits 100ms for each hit over the limit, at most 5s",
+    ];
+    for (key, said) in [
+        ("plain", [false; 4]),
+        ("costly", [true, true, false, false]),
+        ("waits", [false, false, true, false]),
+        ("grows", [false, false, false, true]),
+    ] {
         let told = explain(&loaded, "d", &descriptor(&format!("{key}=x"))).to_string();
         assert_eq!(sentences.map(|sentence| told.contains(sentence)), said, "{told}");
     }

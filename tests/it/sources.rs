@@ -38,6 +38,16 @@ fn a_directory_on_the_command_line_gives_its_yaml_files_in_order() {
 }
 
 #[test]
+fn directories_that_are_nested_too_deep_are_an_error() {
+    let deep = |levels: usize| named(&[&format!("{}a.yaml", "d/".repeat(levels))]);
+    let deepest = deep(16);
+    assert_eq!(read(deepest.path(), &Location::Paths(vec![deepest.path().to_owned()])).len(), 1);
+    let too_deep = deep(17);
+    let wrong = Location::Paths(vec![too_deep.path().to_owned()]).read().expect_err("it is too deep");
+    assert!(wrong[0].to_string().contains("at most 16 levels deep"), "{}", wrong[0]);
+}
+
+#[test]
 fn a_file_on_the_command_line_may_have_any_name() {
     let made = named(&["rules"]);
     assert_eq!(read(made.path(), &Location::Paths(vec![made.path().join("rules")])), ["rules"]);

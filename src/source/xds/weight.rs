@@ -210,6 +210,7 @@ mod tests {
             ("descriptors in one descriptor", field(3, &filled(&field(4, &[])))),
             ("chains of descriptors", filled(&field(3, &nested(90, 4, &[])))),
             ("descriptors between unknown fields", filled(&[&field(15, &[])[..], &field(3, &[])].concat())),
+            ("descriptors between numbers", filled(&[&[15 << 3, 1][..], &field(3, &[])].concat())),
             ("replaced limits", field(3, &field(3, &filled(&field(5, &[]))))),
             ("fields of metadata", in_metadata(&filled(&field(1, &field(2, &[]))))),
             ("values in a list", in_metadata(&field(1, &field(2, &lists(&filled(&field(1, &[]))))))),

@@ -13,12 +13,18 @@ fn after(secs: u64) -> Micros {
     NOON.saturating_add(Micros::from_secs(secs))
 }
 
+/// The counter of a user.
+fn key_of(user: &str) -> CounterKey {
+    let part = std::iter::once(KeyPart::own(b"user", user.as_bytes()));
+    let window = Window::of_unit(Unit::Minute).length();
+    CounterKey::new("d", part, Colocation::Descriptor, Algorithm::SlidingWindow.name(), window)
+}
+
 /// A charge of the one counter, against so many hits a minute.
 fn charge(hits: Hits, limit: u32) -> Charge {
     let window = Window::of_unit(Unit::Minute);
     let limit = Limit::new(Algorithm::SlidingWindow, Quota::new(limit, window)).expect("it can be counted");
-    let user = std::iter::once(KeyPart::own(b"user", b"alice"));
-    let key = CounterKey::new("d", user, Colocation::Descriptor, limit.algorithm().name(), window.length());
+    let key = key_of("alice");
     let (role, charging, policies) = (Role::Enforce, Charging::AllOrNothing, StorePolicies::default());
     Charge { key, limit, hits, descriptor: 0, role, charging, policies, remembers_refusals: true, lease: None, ask: 0 }
 }
@@ -48,6 +54,18 @@ fn an_admission_ends_refusals_of_as_few_hits_and_those_under_other_limits() {
     assert!(!is_known(&known, &takes(2, 20), NOON), "the hits of the counter may have drained faster");
     known.learn(&takes(5, 10), &answer(Outcome::Admitted), NOON);
     assert!(!is_known(&known, &takes(5, 10), NOON), "they were admitted");
+}
+
+#[test]
+fn a_refusal_ends_in_its_time_while_those_of_other_counters_last() {
+    let known = Known::default();
+    let other = Charge { key: key_of("bob"), ..takes(1, 10) };
+    known.learn(&takes(1, 10), &answer(Outcome::Refused), NOON);
+    known.learn(&other, &Verdict { retry: Some(Micros::YEAR), ..answer(Outcome::Refused) }, NOON);
+    for (secs, expected) in [(29, true), (30, false)] {
+        assert_eq!(known.lasting_refusal(&takes(1, 10), after(secs)).is_some(), expected, "{secs} s after it");
+        assert!(known.lasting_refusal(&other, after(secs)).is_some());
+    }
 }
 
 #[test]

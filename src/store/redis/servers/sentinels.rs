@@ -292,6 +292,18 @@ mod tests {
     }
 
     #[test]
+    fn without_a_connection_to_it_the_present_master_stays_where_as_many_name_it_as_another() {
+        let mut votes = HashMap::new();
+        let [first, present] = ["A", "B"].map(|name| Address::Tcp(name.to_owned(), 1));
+        for (order, master) in [&first, &present].into_iter().enumerate() {
+            let at = SocketAddr::from(([127, 0, 0, 1], u16::try_from(order).unwrap()));
+            note(&mut votes, at, master.clone(), (1, order));
+        }
+        assert_eq!(elect(&of_round(&votes, 1), 3, Some(&present), false, 1), Some(&present));
+        assert_eq!(elect(&of_round(&votes, 1), 3, None, false, 1), Some(&first));
+    }
+
+    #[test]
     fn most_of_the_sentinels_that_answer_name_the_master_whichever_is_first() {
         assert_eq!(follow(&["ABB"]), ["B"], "the first missed a failover");
         assert_eq!(follow(&["AAA", "ABA", "ABB"]), ["A", "A", "B"], "the others have not heard of it yet");
