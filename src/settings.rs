@@ -208,7 +208,6 @@ settings! {
     response_dynamic_metadata: bool = "RESPONSE_DYNAMIC_METADATA", "false", "Adds the request and the metadata of its rules to answers as dynamic metadata";
     decision_metadata: bool = "DECISION_METADATA", "false", "Adds the decision to the dynamic metadata of answers: id, outcome, provenance and deciding rule";
     decision_id_header: bool = "DECISION_ID_HEADER", "false", "Sends the id of the decision with each refusal: in the header x-tidegate-decision-id, and as decision_id in the body if that is JSON";
-    http_h2c: bool = "HTTP_H2C", "false", "Serves HTTP/2 in plaintext with prior knowledge (h2c) on the HTTP port, besides HTTP/1.1; not for Envoy's ext_authz";
     refusals_keep: RefusalsKeep = "REFUSALS_KEEP", "15m", "Time for which the last refusals are kept in memory for tidegate why, after the last refusal of the descriptor";
     use_prometheus: bool = "USE_PROMETHEUS", "false", "Opens a separate listener for the metrics; the HTTP listener serves them on /metrics in any case";
     prometheus_addr: ListenAddress = "PROMETHEUS_ADDR", ":9090", "Address of the metrics listener";

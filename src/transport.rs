@@ -1,7 +1,7 @@
 //! Network edge: listeners, connections, and a graceful stop that loses no call.
 //!
 //! ```text
-//! Listener ── accepts ──> (ListenerTls) ──> Workers ── one thread per core ──> connection (Http2, Http1 or Http) ──> service
+//! Listener ── accepts ──> (ListenerTls) ──> Workers ── one thread per core ──> connection (Http2 or Http1) ──> service
 //! ```
 //!
 //! One accept loop takes the sockets of a listener and hands each to the worker with the fewest connections, so a few
@@ -29,7 +29,6 @@ pub mod listener;
 mod message;
 pub mod metrics;
 pub mod net;
-pub mod opening;
 pub mod page;
 pub mod protocol;
 mod rest;
@@ -47,7 +46,6 @@ pub use body::RequestBody;
 pub use limits::{ConnectionLimits, ConnectionSlots, connection_cap, raise_open_files, use_small_pages};
 pub use listener::{Drained, Listener};
 pub use net::{NetAddress, NetListener, listen};
-pub use opening::Http;
 pub use protocol::{Http1, Http2};
 pub use tally::{ConnectionCounts, EndCause, Tally};
 pub use tls::{Alpn, Clients, HandshakeOutcome, Identity, ListenerTls};

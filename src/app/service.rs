@@ -44,7 +44,7 @@ use crate::transport::grpc::{Edge, Services};
 use crate::transport::json::{HttpService, Readiness};
 use crate::transport::page::PageGate;
 use crate::transport::{
-    self, ConnectionLimits, Drained, Http, Http1, Http2, Listener, NetListener, Workers, json, limits as bounds,
+    self, ConnectionLimits, Drained, Http1, Http2, Listener, NetListener, Workers, json, limits as bounds,
 };
 
 mod debug;
@@ -393,16 +393,13 @@ fn listeners(
     metrics::connections(telemetry, tallies);
     let process = Arc::new(ProcessAccount::new(memory_bytes));
     let http_limits = ConnectionLimits { keep_alive: bounds::GATEWAY_KEEP_ALIVE, ..limits };
-    let calls = Http2::new(routes.services, &limits).within(Arc::clone(&process));
-    let requests = Http2::new(routes.http, &http_limits).within(process);
-    let (calls, requests) = (
-        calls.counting(telemetry.limited_calls()).of_callers(callers),
-        requests.counting(telemetry.limited_calls()).of_callers(Some(Arc::clone(http_callers))),
-    );
+    let calls = Http2::new(routes.services, &limits).within(process);
+    let calls = calls.counting(telemetry.limited_calls()).of_callers(callers);
+    let requests = Http1::new(routes.http, &http_limits).of_callers(Some(Arc::clone(http_callers)));
     let http1 = |routes| Http1::new(routes, &limits);
     let mut serving = JoinSet::new();
     serving.spawn(grpc.serve(calls, workers.clone(), stopped.clone()));
-    serving.spawn(http.serve(Http::new(requests, settings.http_h2c), workers.clone(), stopped.clone()));
+    serving.spawn(http.serve(requests, workers.clone(), stopped.clone()));
     serving.spawn(debug.serve(http1(routes.admin), Workers::here(), stopped.clone()));
     if let Some(metrics) = metrics {
         let page = transport::metrics::routes(&settings.prometheus_path.0, Arc::clone(telemetry));

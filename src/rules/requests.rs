@@ -204,11 +204,6 @@ impl HttpRequests {
         self.gateway == Gateway::None
     }
 
-    /// Returns true if the path of the check itself has the path of the request.
-    pub fn are_in_path(&self) -> bool {
-        self.gateway == Gateway::Envoy
-    }
-
     /// Returns the keys of the entries whose values are addresses and nothing else.
     pub(crate) fn address_keys(&self) -> impl Iterator<Item = &str> {
         let entries = self.descriptors.iter().flatten();

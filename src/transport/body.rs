@@ -190,24 +190,6 @@ impl RequestBody {
         body
     }
 
-    /// Creates a body of any content over HTTP/2. Until it has arrived it counts as open in `account`, the one of its connection, and `allowed`
-    /// is the same as for [`RequestBody::new`]. Its handler bounds what it keeps of it.
-    pub(super) fn of_http2(mut body: Incoming, allowed: Option<Duration>, account: &Arc<Account>) -> Self {
-        let early = arrived(&mut body);
-        let has_arrived = body.is_end_stream();
-        if has_arrived {
-            return Self { body, early, has_arrived, slow: None };
-        }
-        let slow = Slow {
-            allowed,
-            account: Some(Arc::clone(account)),
-            unread: Some(Hold::open_body(Arc::clone(account))),
-            ..Slow::default()
-        };
-        let early = early.map(|bytes| Bytes::copy_from_slice(&bytes));
-        Self { body, early, has_arrived, slow: Some(Box::new(slow)) }
-    }
-
     /// Returns true if the whole body was received and read.
     pub(super) fn has_arrived(&self) -> bool {
         self.has_arrived

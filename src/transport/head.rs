@@ -3,7 +3,7 @@
 //! h2 decodes up to 7,700 fields for a call, which take 600 KB of memory and 7.5 KB on the wire. A call whose request
 //! has arrived drops them at once. A call that waits for its body would hold them as long as it waits.
 
-use http::header::{CONTENT_TYPE, COOKIE, EXPECT, HOST, HeaderName, HeaderValue, TE};
+use http::header::{CONTENT_TYPE, EXPECT, HeaderName, HeaderValue, TE};
 use http::request::Parts;
 use http::{HeaderMap, Method, Uri};
 
@@ -50,21 +50,6 @@ pub(super) fn reduce(head: &mut Parts) {
     }
 }
 
-/// Gives an HTTP/2 request the headers that it has over HTTP/1: its authority is the header `host` (RFC 9113, 8.3.1), beside another one that
-/// differs, so that neither hides the other; and the values of `cookie` are one (8.2.3).
-pub(super) fn as_of_http1(head: &mut Parts) {
-    let authority = head.uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
-    if let Some(authority) = authority.filter(|authority| head.headers.get(HOST) != Some(authority)) {
-        head.headers.append(HOST, authority);
-    }
-    let cookies: Vec<&[u8]> = head.headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
-    if cookies.len() > 1
-        && let Ok(joined) = HeaderValue::from_bytes(&cookies.join(&b"; "[..]))
-    {
-        head.headers.insert(COOKIE, joined);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use http::Request;
@@ -94,27 +79,6 @@ mod tests {
         assert_eq!(head.headers.get_all("tracestate").iter().count(), 2, "several are none to who reads them");
         assert_eq!(head.headers["tidegate-explain"], "1");
         assert_eq!(head.headers.len(), 4);
-    }
-
-    #[test]
-    fn the_cookies_of_http2_are_one_value() {
-        let request = Request::get("http://edge/").header("cookie", "a=b").header("cookie", "c=d");
-        let (mut head, ()) = request.body(()).unwrap().into_parts();
-        as_of_http1(&mut head);
-        assert_eq!(head.headers.get_all("cookie").iter().collect::<Vec<_>>(), ["a=b; c=d"]);
-    }
-
-    #[test]
-    fn the_authority_is_the_host_of_a_request_and_is_hidden_by_no_other() {
-        let host = |request: http::request::Builder| {
-            let (mut head, ()) = request.body(()).unwrap().into_parts();
-            as_of_http1(&mut head);
-            head.headers.get_all(HOST).iter().cloned().collect::<Vec<_>>()
-        };
-        assert_eq!(host(Request::get("http://edge:80/check")), ["edge:80"]);
-        assert_eq!(host(Request::get("http://edge/check").header("host", "edge")), ["edge"]);
-        assert_eq!(host(Request::get("http://edge/check").header("host", "other")), ["other", "edge"]);
-        assert!(host(Request::get("/check")).is_empty());
     }
 
     #[test]

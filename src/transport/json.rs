@@ -10,7 +10,7 @@ use axum::Router;
 use axum::body::{Body, BodyDataStream, Bytes};
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
-use axum::http::{StatusCode, Version, header};
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use futures_util::StreamExt;
@@ -26,9 +26,9 @@ use self::room::{Room, RoomPermit, SMALL_BODY_BYTES};
 pub use self::service::HttpService;
 use super::callers::ConnectionCaller;
 use super::grpc::{Edge, Undecided};
+use super::metrics;
 use super::page::{PageGate, PageSign};
 use super::protocol::Origin;
-use super::{head, metrics};
 use crate::limiter::CallerTime;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
@@ -174,7 +174,7 @@ struct JsonAnswer {
 }
 
 async fn json(State(door): State<Door>, request: Request) -> Response {
-    let (mut head, body) = request.into_parts();
+    let (head, body) = request.into_parts();
     door.edge.telemetry().arrived(HttpDoor::Json);
     if !(door.admits)(peer(&head)) {
         return (StatusCode::FORBIDDEN, "The request was not decided: /json is closed to this caller (JSON_DOOR).\n")
@@ -191,7 +191,6 @@ async fn json(State(door): State<Door>, request: Request) -> Response {
             .into_response();
     }
     let Ok(_in_flight) = door.in_flight.try_acquire() else { return door.crowded(StatusCode::TOO_MANY_REQUESTS) };
-    keep_little(&mut head);
     let announced = body.size_hint().exact().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
     match announced {
         Some(bytes) if bytes > door.most_bytes => door.too_large(&head, body.into_data_stream()).await,
@@ -401,13 +400,6 @@ impl JsonAnswer {
 
     fn with(self, body: impl FnOnce(Vec<u8>) -> Body) -> Response {
         (self.status, [(header::CONTENT_TYPE, "application/json")], body(self.text)).into_response()
-    }
-}
-
-/// Drops the parts of a head over HTTP/2 that are not read again. Many requests of one connection may wait at the same time.
-fn keep_little(head: &mut Parts) {
-    if head.version == Version::HTTP_2 {
-        head::reduce(head);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Protocols of connections: HTTP/2 for gRPC, HTTP/1.1 for the debug and metrics pages. The HTTP listener has both (`opening`).
+//! Protocols of connections: HTTP/2 for gRPC, HTTP/1.1 for the other listeners.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -164,23 +164,11 @@ impl<S: Answering> Protocol for Http2<S> {
     }
 
     fn connect(&self, socket: Socket, activity: &Activity, peer: &Peer) -> Self::Connection {
-        let (service, caller) = (self.service.clone(), self.caller(peer));
-        let body = self.limits.body;
-        self.serve(socket, activity, |account| Calls { caller, ..Calls::new(service, body, Content::Grpc(account)) })
-    }
-}
-
-impl<S: Answering> Http2<S> {
-    /// Serves `socket` when polled, by what `calls` makes of the memory account of the connection.
-    fn serve(
-        &self,
-        socket: Socket,
-        activity: &Activity,
-        calls: impl FnOnce(Arc<Account>) -> Calls<S>,
-    ) -> <Self as Protocol>::Connection {
         let limits = &self.limits;
         let account = Account::new(self.limited.clone(), Arc::clone(&self.process), socket.read_empty());
         let account = Arc::new(account.with_peer(socket.peer_address()));
+        let calls = Calls::new(self.service.clone(), limits.body, Some(Arc::clone(&account)));
+        let calls = Calls { caller: caller(self.callers.as_ref(), peer), ..calls };
         http2::Builder::new(Runner::new(Arc::clone(&account), limits.stall, activity.clone()))
             .timer(TurnTimer(activity.clone()))
             .max_concurrent_streams(MAX_STREAMS)
@@ -193,32 +181,11 @@ impl<S: Answering> Http2<S> {
             .keep_alive_interval(limits.ping_after)
             .keep_alive_timeout(limits.ping_answer)
             .auto_date_header(false)
-            .serve_connection(TokioIo::new(socket.within(Arc::clone(&account))), calls(account))
-    }
-
-    /// Serves `socket` when polled, as a connection with HTTP requests in place of gRPC calls.
-    pub(super) fn serve_http(
-        &self,
-        socket: Socket,
-        activity: &Activity,
-        caller: Option<Arc<ConnectionCaller>>,
-    ) -> <Self as Protocol>::Connection {
-        // Their memory account is known only when the socket is given away.
-        let calls = Calls::new(self.service.clone(), self.limits.body, Content::Http1).of_http(&socket, caller);
-        self.serve(socket, activity, |account| Calls { content: Content::Http2(account), ..calls })
-    }
-
-    /// Returns the protocol HTTP/1.1 with the same service, limits and callers.
-    pub(super) fn as_http1(&self) -> Http1<S> {
-        Http1::new(self.service.clone(), &self.limits).of_callers(self.callers.clone())
-    }
-
-    /// Returns the caller of a connection of `peer`, if callers have rights.
-    pub(super) fn caller(&self, peer: &Peer) -> Option<Arc<ConnectionCaller>> {
-        caller(self.callers.as_ref(), peer)
+            .serve_connection(TokioIo::new(socket.within(account)), calls)
     }
 }
 
+/// Returns the caller of a connection of `peer`, if callers have rights.
 fn caller(callers: Option<&Arc<CallerGate>>, peer: &Peer) -> Option<Arc<ConnectionCaller>> {
     callers.map(|callers| Arc::new(callers.caller(peer.names())))
 }
@@ -267,7 +234,7 @@ impl<S> Http1<S> {
         let mut builder = http1::Builder::new();
         builder.header_read_timeout(limits.keep_alive);
         builder.max_buf_size(HTTP1_BUFFER_BYTES).max_headers(HTTP1_HEADERS);
-        let calls = Calls::new(service, limits.body, Content::Http1);
+        let calls = Calls::new(service, limits.body, None);
         Self { builder, calls, head: limits.handshake, callers: None }
     }
 
@@ -287,20 +254,13 @@ impl<S: Answering> Protocol for Http1<S> {
     }
 
     fn connect(&self, socket: Socket, activity: &Activity, peer: &Peer) -> Self::Connection {
-        self.serve(socket, activity, caller(self.callers.as_ref(), peer))
-    }
-}
-
-impl<S: Answering> Http1<S> {
-    /// Serves `socket` of `caller` when polled.
-    pub(super) fn serve(
-        &self,
-        socket: Socket,
-        activity: &Activity,
-        caller: Option<Arc<ConnectionCaller>>,
-    ) -> <Self as Protocol>::Connection {
-        let calls = self.calls.clone().of_http(&socket, caller);
-        let calls = Calls { activity: Some(activity.clone()), ..calls };
+        let origin = Origin {
+            peer: socket.peer_address(),
+            read_empty: socket.read_empty(),
+            state: socket.state(),
+            caller: caller(self.callers.as_ref(), peer),
+        };
+        let calls = Calls { origin: Some(Arc::new(origin)), activity: Some(activity.clone()), ..self.calls.clone() };
         let mut builder = self.builder.clone();
         builder.timer(HeadTimer::new(socket.state(), self.head));
         builder.serve_connection(TokioIo::new(socket), calls)
@@ -322,24 +282,19 @@ impl<S: Answering> Connection for http1::Connection<TokioIo<Socket>, Calls<S>> {
 pub struct Calls<S> {
     service: S,
     body: Duration,
-    content: Content,
+    /// Memory account of a connection of gRPC, which may have many calls at once.
+    account: Option<Arc<Account>>,
     /// Passed to HTTP requests; gRPC calls have an account that knows their wait.
     origin: Option<Arc<Origin>>,
-    /// Counts the requests in flight of HTTP/1. Those of HTTP/2 are counted by their tasks.
+    /// Counts the HTTP requests in flight. gRPC calls are counted by their tasks.
     activity: Option<Activity>,
     /// Passed to gRPC calls, if callers have rights.
     caller: Option<Arc<ConnectionCaller>>,
 }
 
 impl<S> Calls<S> {
-    fn new(service: S, body: Duration, content: Content) -> Self {
-        Self { service, body, content, origin: None, activity: None, caller: None }
-    }
-
-    /// Passes to HTTP requests what is known of their connection.
-    fn of_http(self, socket: &Socket, caller: Option<Arc<ConnectionCaller>>) -> Self {
-        let (peer, read_empty, state) = (socket.peer_address(), socket.read_empty(), socket.state());
-        Self { origin: Some(Arc::new(Origin { peer, read_empty, state, caller })), ..self }
+    fn new(service: S, body: Duration, account: Option<Arc<Account>>) -> Self {
+        Self { service, body, account, origin: None, activity: None, caller: None }
     }
 }
 
@@ -354,17 +309,6 @@ pub(super) struct Origin {
     state: State,
     /// Caller, if callers have rights.
     pub(super) caller: Option<Arc<ConnectionCaller>>,
-}
-
-/// Content of a connection, with its memory account if it may have many calls at once.
-#[derive(Clone, Debug)]
-enum Content {
-    /// gRPC calls.
-    Grpc(Arc<Account>),
-    /// HTTP requests over HTTP/2.
-    Http2(Arc<Account>),
-    /// HTTP requests over HTTP/1, one at a time.
-    Http1,
 }
 
 /// Call that is being answered.
@@ -391,20 +335,13 @@ where
         let is_endless = is_open_ended || path == WATCH;
         let allowed = (!is_open_ended).then_some(self.body);
         let (mut head, body) = request.into_parts();
-        let body = match &self.content {
-            Content::Grpc(account) => {
-                let body = RequestBody::of_account(body, allowed, account);
-                if !body.has_arrived() {
-                    head::reduce(&mut head);
-                }
-                body
-            }
-            Content::Http2(account) => {
-                head::as_of_http1(&mut head);
-                RequestBody::of_http2(body, allowed, account)
-            }
-            Content::Http1 => RequestBody::new(body, allowed),
+        let body = match &self.account {
+            Some(account) => RequestBody::of_account(body, allowed, account),
+            None => RequestBody::new(body, allowed),
         };
+        if self.account.is_some() && !body.has_arrived() {
+            head::reduce(&mut head);
+        }
         if let Some(origin) = &self.origin {
             origin.state.note_request();
             head.extensions.insert(Arc::clone(origin));

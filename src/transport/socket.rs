@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take};
 use tokio::time::{Instant, Sleep};
 
@@ -50,8 +49,6 @@ pub struct Socket {
     stream: Take<Stream>,
     turn: u64,
     unopened_bytes: usize,
-    /// First bytes of the peer, if they were put back.
-    begun: Option<Bytes>,
     state: State,
     http2: Option<Http2>,
     read_empty: Arc<ReadEmpty>,
@@ -88,7 +85,6 @@ impl Socket {
             stream: stream.take(TURN_BYTES),
             turn,
             unopened_bytes: opening_bytes,
-            begun: None,
             state,
             http2: None,
             read_empty: Arc::default(),
@@ -110,27 +106,6 @@ impl Socket {
     /// Returns what the socket shares with the task of its connection.
     pub(super) fn state(&self) -> State {
         self.state.clone()
-    }
-
-    /// Puts the first bytes back, which are read again.
-    pub(super) fn with_begun(self, begun: Bytes) -> Self {
-        let unopened_bytes = self.unopened_bytes + begun.len();
-        Self { begun: Some(begun), unopened_bytes, ..self }
-    }
-
-    /// Takes the connection for opened, whatever is still to come.
-    pub(super) fn open(&mut self) {
-        self.unopened_bytes = 0;
-        self.state.note_opened();
-    }
-
-    /// Reads the first bytes again.
-    fn read_begun(&mut self, buffer: &mut ReadBuf<'_>) {
-        if let Some(begun) = &mut self.begun {
-            let read = begun.split_to(begun.len().min(buffer.remaining()));
-            buffer.put_slice(&read);
-        }
-        self.begun = self.begun.take().filter(|begun| !begun.is_empty());
     }
 
     /// Reads HTTP/2 frames, slowly while the connection of `account` holds more than its share of the memory.
@@ -279,12 +254,7 @@ impl AsyncRead for Socket {
             return Poll::Pending;
         }
         let before = buffer.filled().len();
-        let read = if self.begun.is_some() {
-            self.read_begun(buffer);
-            Poll::Ready(Ok(()))
-        } else {
-            Pin::new(&mut self.stream).poll_read(cx, buffer)
-        };
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if read.is_pending() && !self.stream.get_ref().is_held() {
             self.read_empty.note();
         }

@@ -17,11 +17,11 @@ use tonic::Code;
 use support::*;
 
 mod causes;
+mod http1;
 mod idle;
 mod memory;
 mod served;
 pub mod support;
-mod versions;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -32,26 +32,25 @@ fn limits() -> ConnectionLimits {
 #[tokio::test]
 async fn a_client_is_told_the_bounds_of_its_connection() {
     let limits = ConnectionLimits { handshake: 300 * MS, ..limits() };
-    for edge in [Edge::grpc(limits, 10).await, Edge::http(limits, axum::Router::new()).await] {
-        let mut peer = edge.peer().await;
-        let mut said = Vec::new();
-        while frames(&said).iter().filter(|(kind, _)| [SETTINGS, WINDOW_UPDATE].contains(kind)).count() < 2 {
-            assert!(tokio::time::timeout(PATIENCE, peer.0.read_buf(&mut said)).await.unwrap().unwrap() > 0);
-        }
-        let said = frames(&said);
-        let settings = &said.iter().find(|(kind, _)| *kind == SETTINGS).unwrap().1;
-        let settings: Vec<_> = settings
-            .chunks(6)
-            .map(|entry| {
-                (u16::from_be_bytes([entry[0], entry[1]]), u32::from_be_bytes([entry[2], entry[3], entry[4], entry[5]]))
-            })
-            .collect();
-        assert!(settings.contains(&(3, 1_024)), "streams: {settings:?}");
-        assert!(settings.contains(&(4, 8_183)), "stream window: {settings:?}");
-        assert!(settings.contains(&(6, 262_144)), "header list: {settings:?}");
-        let window = &said.iter().find(|(kind, _)| *kind == WINDOW_UPDATE).unwrap().1;
-        assert_eq!(65_535 + u32::from_be_bytes(window[..4].try_into().unwrap()), 1_024 * 8_183, "connection window");
+    let edge = Edge::grpc(limits, 10).await;
+    let mut peer = edge.peer().await;
+    let mut said = Vec::new();
+    while frames(&said).iter().filter(|(kind, _)| [SETTINGS, WINDOW_UPDATE].contains(kind)).count() < 2 {
+        assert!(tokio::time::timeout(PATIENCE, peer.0.read_buf(&mut said)).await.unwrap().unwrap() > 0);
     }
+    let said = frames(&said);
+    let settings = &said.iter().find(|(kind, _)| *kind == SETTINGS).unwrap().1;
+    let settings: Vec<_> = settings
+        .chunks(6)
+        .map(|entry| {
+            (u16::from_be_bytes([entry[0], entry[1]]), u32::from_be_bytes([entry[2], entry[3], entry[4], entry[5]]))
+        })
+        .collect();
+    assert!(settings.contains(&(3, 1_024)), "streams: {settings:?}");
+    assert!(settings.contains(&(4, 8_183)), "stream window: {settings:?}");
+    assert!(settings.contains(&(6, 262_144)), "header list: {settings:?}");
+    let window = &said.iter().find(|(kind, _)| *kind == WINDOW_UPDATE).unwrap().1;
+    assert_eq!(65_535 + u32::from_be_bytes(window[..4].try_into().unwrap()), 1_024 * 8_183, "connection window");
 }
 
 #[tokio::test]
@@ -202,7 +201,7 @@ async fn a_reflection_stream_may_pause() {
 async fn a_slow_http1_head_or_body_ends() {
     let limits = ConnectionLimits { handshake: 300 * MS, body: 300 * MS, ..limits() };
     let router = axum::Router::new().route("/json", axum::routing::post(|body: String| async move { body }));
-    let edge = Edge::json(limits, router).await;
+    let edge = Edge::http1(limits, router).await;
     let mut good = edge.socket().await;
     let request = b"POST /json HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok";
     good.write_all(request).await.unwrap();
@@ -365,28 +364,27 @@ async fn old_connections_are_replaced_without_a_failed_call() {
 #[tokio::test]
 async fn a_call_that_the_answer_to_the_ping_of_a_shutdown_overtakes_is_answered() {
     let limits = ConnectionLimits { handshake: 100 * MS, age: 100 * MS, grace: PATIENCE, ..limits() };
-    for edge in [Edge::grpc(limits, 10).await, Edge::http(limits, axum::Router::new()).await] {
-        let mut peer = edge.peer().await;
-        let mut said = Vec::new();
-        let ping = loop {
-            assert!(tokio::time::timeout(PATIENCE, peer.0.read_buf(&mut said)).await.unwrap().unwrap() > 0);
-            let seen = frames(&said);
-            if let (Some((_, ping)), true) = (
-                seen.iter().find(|(kind, payload)| *kind == PING && payload.len() == 8),
-                seen.iter().any(|(kind, _)| *kind == GOAWAY),
-            ) {
-                break ping.clone();
-            }
-        };
-        peer.send(&frame(PING, 1, 0, &ping)).await.unwrap();
-        // Long enough for the listener to act on the answer alone.
-        tokio::time::sleep(200 * MS).await;
-        let call = [frame(HEADERS, END_HEADERS, 1, &head()), frame(DATA, END_STREAM, 1, &message("wait 1500"))];
-        let _ = peer.send(&call.concat()).await;
-        let said = until_closed(&mut peer.0).await;
-        assert!(frames(&said).iter().any(|(kind, _)| *kind == HEADERS), "an answer: {:?}", frames(&said));
-        assert_eq!(goaway(&said), Some(0), "and the connection ends as it should");
-    }
+    let edge = Edge::grpc(limits, 10).await;
+    let mut peer = edge.peer().await;
+    let mut said = Vec::new();
+    let ping = loop {
+        assert!(tokio::time::timeout(PATIENCE, peer.0.read_buf(&mut said)).await.unwrap().unwrap() > 0);
+        let seen = frames(&said);
+        if let (Some((_, ping)), true) = (
+            seen.iter().find(|(kind, payload)| *kind == PING && payload.len() == 8),
+            seen.iter().any(|(kind, _)| *kind == GOAWAY),
+        ) {
+            break ping.clone();
+        }
+    };
+    peer.send(&frame(PING, 1, 0, &ping)).await.unwrap();
+    // Long enough for the listener to act on the answer alone.
+    tokio::time::sleep(200 * MS).await;
+    let call = [frame(HEADERS, END_HEADERS, 1, &head()), frame(DATA, END_STREAM, 1, &message("wait 1500"))];
+    let _ = peer.send(&call.concat()).await;
+    let said = until_closed(&mut peer.0).await;
+    assert!(frames(&said).iter().any(|(kind, _)| *kind == HEADERS), "an answer: {:?}", frames(&said));
+    assert_eq!(goaway(&said), Some(0), "and the connection ends as it should");
 }
 
 #[tokio::test]

@@ -7,13 +7,13 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::extract::Request as HttpRequest;
 use axum::http::request::Parts;
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Version, header};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use http_body::Body as _;
 use prost::Message;
 
 use super::room::SMALL_BODY_BYTES;
-use super::{Decided, Door, MemoryWait, caller, caller_time, end_span, failed, keep_little, peer};
+use super::{Decided, Door, MemoryWait, caller, caller_time, end_span, failed, peer};
 use crate::limiter::CallerTime;
 use crate::model::{Descriptor, Request};
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
@@ -46,16 +46,11 @@ impl Asked {
 
 pub(super) async fn check(door: Arc<Door>, request: HttpRequest) -> Result<Response, Infallible> {
     let (head, body) = request.into_parts();
-    // hyper leaves out the body of HTTP/1 by itself, and not that of HTTP/2.
-    let is_without_body = head.method == Method::HEAD && head.version == Version::HTTP_2;
     let telemetry = door.edge.telemetry();
     telemetry.arrived(HttpDoor::Check);
     let mut span = telemetry.request(Way::Http { door: HttpDoor::Check, method: &head.method }, &head.headers);
     let mut response = door.check(head, body, &mut span).await.unwrap_or_else(std::convert::identity);
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    if is_without_body {
-        *response.body_mut() = Body::empty();
-    }
     Ok(end_span(span, response))
 }
 
@@ -104,12 +99,6 @@ impl Door {
         if !requests.trusts(peer) {
             return Err(refused(StatusCode::FORBIDDEN, "`trusted_proxies` of the domain does not name this peer"));
         }
-        if requests.are_in_path() && head.version == Version::HTTP_2 {
-            // A path or a host that HTTP/2 does not allow ends in an error of the stream, before any code here sees it.
-            let why = "Envoy has to ask over HTTP/1.1, since an error of HTTP/2 by what a client wrote could admit it: \
-                 remove http2_protocol_options from its cluster";
-            return Err(refused(StatusCode::FORBIDDEN, why));
-        }
         let refusal = StatusCode::from_u16(requests.refusal_status()).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
         let (longest_wait, longest_delay) = (requests.longest_wait(), requests.longest_delay());
         let asked = |descriptors| Asked { refusal, longest_wait, longest_delay, descriptors };
@@ -132,13 +121,12 @@ impl Door {
     /// Decides on the descriptors in the body.
     async fn of_body(
         &self,
-        mut head: Parts,
+        head: Parts,
         domain: &str,
         body: Body,
         (time, wait): (CallerTime, MemoryWait),
         span: &mut Option<Span>,
     ) -> Result<RateLimitResponse, Response> {
-        keep_little(&mut head);
         if body.size_hint().exact().is_some_and(|bytes| bytes <= SMALL_BODY_BYTES as u64) {
             let request = self.small_request(&head, body).await?;
             return self.decide(&head, RateLimitRequest { domain: domain.to_owned(), ..request }, time, span).await;

@@ -17,7 +17,6 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
 use crate::proto::large::LARGE_DESCRIPTORS;
-use crate::transport::budget;
 
 /// Largest body that needs no room: 3,000 bytes, some thirty descriptors of a usual size. It cannot hold more (`{},`) than are decided whole.
 pub(super) const SMALL_BODY_BYTES: usize = 3 * LARGE_DESCRIPTORS;
@@ -43,13 +42,8 @@ pub(super) struct Room {
     runtime: Handle,
 }
 
-/// Permit of one large request, from its body to the end of its answer.
-#[derive(Debug)]
-pub(super) struct RoomPermit {
-    permit: Option<OwnedSemaphorePermit>,
-    /// Turn of its connection.
-    turn: Option<OwnedSemaphorePermit>,
-}
+/// Permit of one large request, from its body to the end of its answer. The semaphore is never closed, so it is never `None`.
+pub(super) type RoomPermit = Option<OwnedSemaphorePermit>;
 
 /// Turn of one large request to be decoded, decided and encoded. The next one begins when this is dropped.
 #[derive(Debug)]
@@ -62,8 +56,6 @@ pub(super) struct JsonTurn {
 pub(super) struct Permitted {
     unsent: Arc<Mutex<Option<Unsent>>>,
     bytes: usize,
-    /// Turn of its connection.
-    _turn: Option<OwnedSemaphorePermit>,
 }
 
 /// Rest of an answer, and its permit.
@@ -90,18 +82,12 @@ impl Room {
         self.runtime.spawn_blocking(work)
     }
 
-    /// Waits for a permit. The requests of an HTTP/2 connection take turns, so that it has one permit at most, and one place among those
-    /// that wait. Meanwhile, drops answers that are older than [`TIME_TO_TAKE`], and calls `dropped` for each.
+    /// Waits for a permit. Meanwhile, drops answers that are older than [`TIME_TO_TAKE`], and calls `dropped` for each.
     pub(super) async fn permit(&self, dropped: impl Fn()) -> RoomPermit {
-        // The semaphores are never closed.
-        let turn = match budget::bodies() {
-            Some(turn) => turn.acquire_owned().await.ok(),
-            None => None,
-        };
         let mut permit = pin!(Arc::clone(&self.permits).acquire_owned());
         loop {
             if let Ok(permit) = timeout_at(self.next_is_late(), permit.as_mut()).await {
-                return RoomPermit { permit: permit.ok(), turn };
+                return permit.ok();
             }
             if self.drop_late() {
                 dropped();
@@ -110,13 +96,13 @@ impl Room {
     }
 
     /// Makes an answer of `text`.
-    pub(super) fn answer(&self, text: Vec<u8>, RoomPermit { permit, turn }: RoomPermit) -> Permitted {
+    pub(super) fn answer(&self, text: Vec<u8>, permit: RoomPermit) -> Permitted {
         let bytes = text.len();
         let unsent = Arc::new(Mutex::new(Some(Unsent { text: text.into(), _permit: permit })));
         let mut sending = self.sending.lock();
         sending.retain(Sending::has_permit);
         sending.push_back(Sending(Instant::now(), Arc::downgrade(&unsent)));
-        Permitted { unsent, bytes, _turn: turn }
+        Permitted { unsent, bytes }
     }
 
     /// Returns the time from which the oldest answer may be dropped.

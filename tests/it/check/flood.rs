@@ -12,7 +12,6 @@ use tokio::process::Command;
 
 use super::gateways::Asking;
 use super::{RULES, ext_authz};
-use crate::edges::support::h2_client;
 use crate::load::alone;
 use crate::support::{Tidegate, eventually, in_time, rule_file};
 
@@ -146,22 +145,6 @@ descriptors: [{ key: user, rate_limit: { unit: year, requests_per_unit: 2 } }]
     let took = began.elapsed();
     drop(unfinished);
     assert!(took < crate::support::PATIENCE / 2, "{took:?}");
-}
-
-#[tokio::test]
-async fn four_hundred_checks_on_one_http2_connection_are_all_refused() {
-    let tidegate = Tidegate::start(rules().path(), &[("HTTP_H2C", "true")]).await;
-    let (client, _connection) = h2_client(tidegate.http).await;
-    let check = async || {
-        let request = http::Request::get("http://edge/check/edge").header("x-forwarded-for", "192.0.2.66");
-        let request = request.header("x-original-method", "GET").header("x-original-uri", "/").body(());
-        let mut client = client.clone().ready().await?;
-        let (answer, _) = client.send_request(request.expect("a request"), true)?;
-        Ok::<_, h2::Error>(answer.await?.status().as_u16())
-    };
-    let all = in_time("all are answered", join_all((0..400).map(|_| check()))).await;
-    let statuses: Vec<_> = all.into_iter().map(|status| status.expect("an answer")).collect();
-    assert_eq!(not_refused(&statuses), NONE);
 }
 
 /// The client whose limit is used up has so many requests in flight at a gateway that fails open. None passes.

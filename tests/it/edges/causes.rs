@@ -129,33 +129,31 @@ async fn an_http1_connection_that_is_idle_after_an_answer_ends_well_and_half_a_h
     let router = || axum::Router::new().route("/", axum::routing::get(|| async { "ok" }));
     let ask = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";
     let short = ConnectionLimits { handshake: 10_000 * MS, keep_alive: 300 * MS, ..limits() };
-    for edge in [Edge::json(short, router()).await, Edge::http(short, router()).await] {
-        let mut kept_alive = edge.socket().await;
-        for _ in 0..2 {
-            kept_alive.write_all(ask).await.unwrap();
-            until_ok(&mut kept_alive).await;
-        }
-        until_closed(&mut kept_alive).await;
-        assert_counted(&edge, &[]).await;
+    let edge = Edge::http1(short, router()).await;
+    let mut kept_alive = edge.socket().await;
+    for _ in 0..2 {
+        kept_alive.write_all(ask).await.unwrap();
+        until_ok(&mut kept_alive).await;
     }
+    until_closed(&mut kept_alive).await;
+    assert_counted(&edge, &[]).await;
 
     let long = ConnectionLimits { handshake: 300 * MS, keep_alive: 10 * PATIENCE, ..limits() };
-    for edge in [Edge::json(long, router()).await, Edge::http(long, router()).await] {
-        let mut resting = edge.socket().await;
-        resting.write_all(ask).await.unwrap();
-        until_ok(&mut resting).await;
-        let mut first = edge.socket().await;
-        first.write_all(&ask[..10]).await.unwrap();
-        let mut second = edge.socket().await;
-        second.write_all(ask).await.unwrap();
-        until_ok(&mut second).await;
-        second.write_all(&ask[..10]).await.unwrap();
-        until_closed(&mut first).await;
-        until_closed(&mut second).await;
-        // Longer at rest than a head may take.
-        resting.write_all(ask).await.unwrap();
-        until_ok(&mut resting).await;
-        drop(resting);
-        assert_counted(&edge, &[(EndCause::LateHead, 2)]).await;
-    }
+    let edge = Edge::http1(long, router()).await;
+    let mut resting = edge.socket().await;
+    resting.write_all(ask).await.unwrap();
+    until_ok(&mut resting).await;
+    let mut first = edge.socket().await;
+    first.write_all(&ask[..10]).await.unwrap();
+    let mut second = edge.socket().await;
+    second.write_all(ask).await.unwrap();
+    until_ok(&mut second).await;
+    second.write_all(&ask[..10]).await.unwrap();
+    until_closed(&mut first).await;
+    until_closed(&mut second).await;
+    // Longer at rest than a head may take.
+    resting.write_all(ask).await.unwrap();
+    until_ok(&mut resting).await;
+    drop(resting);
+    assert_counted(&edge, &[(EndCause::LateHead, 2)]).await;
 }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use h2::client::SendRequest;
 use http::Request;
 use tidegate::transport::{
-    ConnectionLimits, ConnectionSlots, Drained, Http, Http1, Http2, Listener, NetListener, Tally, Workers,
+    ConnectionLimits, ConnectionSlots, Drained, Http1, Http2, Listener, NetListener, Tally, Workers,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -78,23 +78,15 @@ impl Edge {
         Self { address, tally, stop, served, workers }
     }
 
-    pub async fn json(limits: ConnectionLimits, router: axum::Router) -> Self {
-        let (listener, stop, stopped, workers) = Self::parts(limits, 100).await;
-        let (address, tally) = (listener.1, listener.0.tally());
-        let served = tokio::spawn(listener.0.serve(Http1::new(router, &limits), workers.clone(), stopped));
-        Self { address, tally, stop, served, workers }
+    pub async fn http1(limits: ConnectionLimits, router: axum::Router) -> Self {
+        Self::http1_with_most_idle(limits, router, usize::MAX).await
     }
 
-    /// Serves both versions of HTTP.
-    pub async fn http(limits: ConnectionLimits, router: axum::Router) -> Self {
-        Self::http_with_most_idle(limits, router, usize::MAX).await
-    }
-
-    pub async fn http_with_most_idle(limits: ConnectionLimits, router: axum::Router, most_idle: usize) -> Self {
+    pub async fn http1_with_most_idle(limits: ConnectionLimits, router: axum::Router, most_idle: usize) -> Self {
         let (listener, stop, stopped, workers) = Self::parts(limits, 100).await;
         let (address, tally) = (listener.1, listener.0.tally());
-        let http = Http::new(Http2::new(router, &limits), true);
-        let served = tokio::spawn(listener.0.with_most_idle(most_idle).serve(http, workers.clone(), stopped));
+        let http1 = Http1::new(router, &limits);
+        let served = tokio::spawn(listener.0.with_most_idle(most_idle).serve(http1, workers.clone(), stopped));
         Self { address, tally, stop, served, workers }
     }
 
