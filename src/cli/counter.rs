@@ -127,3 +127,23 @@ impl fmt::Display for Counters<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::altered;
+
+    #[test]
+    fn a_value_that_a_view_has_altered_is_recognised() {
+        for (value, expected) in [
+            ("203.0.113.0/24", Some("like the network of an address")),
+            ("2001:db8::/64", Some("like the network of an address")),
+            ("/api/v1", None),
+            ("203.0.113.9", None),
+            ("alice…", Some("cut")),
+            ("a\\u{202e}b", Some("escaped")),
+            ("alice", None),
+        ] {
+            assert_eq!(altered(value), expected, "{value}");
+        }
+    }
+}

@@ -23,7 +23,17 @@ pub(super) fn is_too_soon(now: Micros, last: Micros) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::is_sampled;
+    use super::{NEW_EVERY, is_sampled, is_too_soon};
+    use crate::model::Micros;
+
+    #[test]
+    fn a_new_entry_is_too_soon_for_ten_milliseconds_and_never_after_a_step_back() {
+        let last = Micros::from_secs(1_795_262_400);
+        let micros = |of: i64| Micros::new(last.get().wrapping_add_signed(of));
+        for (of, expected) in [(-1, false), (0, true), (9_999, true), (10_000, false)] {
+            assert_eq!(is_too_soon(micros(of), last), expected, "{of} us after it, of {NEW_EVERY}");
+        }
+    }
 
     #[test]
     fn what_is_sampled_is_a_share_of_requests_however_regular_these_are() {

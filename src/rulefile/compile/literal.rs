@@ -211,6 +211,8 @@ mod tests {
             ("%REQ(x-user)%", |kind| matches!(kind, Foreign::Format)),
             ("%DOWNSTREAM_REMOTE_ADDRESS%", |kind| matches!(kind, Foreign::Format)),
             ("^/api/v1/.*$", |kind| matches!(kind, Foreign::Regex)),
+            ("^/api", |kind| matches!(kind, Foreign::Regex)),
+            ("/api$", |kind| matches!(kind, Foreign::Regex)),
             ("/api/.*", |kind| matches!(kind, Foreign::Regex)),
             (".*", |kind| matches!(kind, Foreign::Regex)),
             ("/users/[0-9]+", |kind| matches!(kind, Foreign::Regex)),

@@ -56,6 +56,30 @@ fn a_path_a_unit_a_number_a_name_choose_the_limit() {
 }
 
 #[test]
+fn metadata_of_a_rule_chooses_its_limits() {
+    let rules = RULES.replace("name: login-web }", "name: login-web }, metadata: { team: web, tier: 1 }");
+    for (metadata, burst) in
+        [("{ team: web }", 20), ("{ team: web, tier: 1 }", 20), ("{ team: ops }", 5), ("{ cost: 1 }", 5)]
+    {
+        let text = format!(
+            "overlay: \"*\"\napply: [{{ match: {{ metadata: {metadata} }}, limit: {{ algorithm: gcra, burst: 20 }} }}]\n"
+        );
+        let sources = documents("rules.yaml", &rules);
+        let (CompiledRules { rules, .. }, _) =
+            overlay(&text).unwrap().compile(Some(sources), &Options::default()).unwrap();
+        assert_eq!(rules.rules()[0].limits()[0].limit.quota().burst(), burst, "{metadata}");
+    }
+}
+
+#[test]
+fn one_setting_of_a_domain_is_content() {
+    for setting in ["charging: each", "on_store_failure: open", "on_store_overload: open", "lease: off"] {
+        assert!(overlay(&format!("overlay: edge\n{setting}\n")).is_ok(), "{setting}");
+    }
+    assert!(overlay("overlay: edge\n").is_err());
+}
+
+#[test]
 fn a_domain_pattern_chooses_the_domains() {
     for (domain, is_laid) in [("\"*\"", true), ("edge", true), ("\"ed*\"", true), ("other", false)] {
         let text = format!("overlay: {domain}\napply: [{{ match: [\"**\", user], limit: {{ algorithm: gcra }} }}]\n");

@@ -208,6 +208,16 @@ mod tests {
     }
 
     #[test]
+    fn a_name_has_1_to_128_of_its_characters() {
+        for (name, is_one) in
+            [("", false), ("a", true), ("a b", false), (&"a".repeat(128), true), (&"a".repeat(129), false)]
+        {
+            let parsed = AdminTokens::parse(format!("{name}:read:{SECRET}").as_bytes());
+            assert_eq!(parsed.is_ok(), is_one, "{name}");
+        }
+    }
+
+    #[test]
     fn a_file_has_a_token_and_names_and_secrets_once() {
         assert!(wrong("# nothing\n").contains("it has no token: expected NAME:RIGHT:SECRET"));
         let same_name = wrong(&format!("ann:read:{SECRET}\nann:write:{OTHER}"));

@@ -121,6 +121,7 @@ descriptors:
     let all = Tap::start(&[one.debug, other.debug], &[]);
     let shadow = Tap::start(&[one.debug, other.debug], &["--outcome", "would_be_refused"]);
     let of_rule = Tap::start(&[one.debug], &["--outcome", "would_be_refused", "--rule", "edge.path", "--json"]);
+    let elsewhere = Tap::start(&[one.debug], &["--domain", "elsewhere", "--outcome", "admitted"]);
     for (server, descriptors, expected) in [
         (
             &one,
@@ -153,6 +154,7 @@ descriptors:
     eventually("all are shown by the other", async || all.told().contains("user=new").then_some(())).await;
     let told = shadow.told();
     assert!(told.lines().all(|line| line.contains("would be refused by")), "{told}");
+    assert!(!elsewhere.told().contains("user="), "{}", elsewhere.told());
 }
 
 /// Number of the streams that a tap with `--json` has begun.

@@ -7,7 +7,7 @@ use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 
 use super::{
     Asker, ENVOY, LIMIT, exact, is_counted, lasting, load, load_of, ms, patient_tidegate, restored, rules, rules_and,
-    settled, tidegate, tidegate_with,
+    settled, tidegate_with,
 };
 use crate::load::alone;
 use crate::redis::Single;
@@ -98,7 +98,7 @@ async fn the_first_call_after_a_step_of_the_clock_of_redis_is_decided_by_it() {
 async fn a_tidegate_that_stood_still_goes_on_exactly() {
     let _alone = alone().await;
     let redis = Single::start(&[]).await;
-    let server = tidegate(&redis.address().to_string()).await;
+    let server = patient_tidegate(&redis.address().to_string()).await;
     // Few enough for what has come in 5 s to be done in no time.
     let load = load_of(&server, 100, ENVOY).await;
     let mut asker = Asker::of(&server).await;
