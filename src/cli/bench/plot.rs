@@ -31,7 +31,8 @@ pub(super) fn draw(path: &Path, latency: &Histogram<u64>, title: &str) -> anyhow
         .collect();
     if points.len() < 2 {
         // One call is as fast as all.
-        points = vec![(0.0, millis(latency.min())), (1.0, millis(latency.max()))];
+        let all = millis(latency.max());
+        points = vec![(0.0, all), (1.0, all)];
     }
     let nines = points.last().map_or(1.0, |(nines, _)| nines.ceil().max(1.0));
     let least = millis(latency.min()).max(0.01);

@@ -174,9 +174,9 @@ impl Sentinel {
         named
     }
 
-    /// Logs its last error, if no address answers, at most every ten seconds.
+    /// Logs its last error, at most every ten seconds. For a sentinel of which no address answers.
     fn report(&self, asking: &Asking) {
-        if let Some(error) = self.error.as_ref().filter(|_| self.failures > 0)
+        if let Some(error) = &self.error
             && self.complaints.is_due()
         {
             let password = asking.login.password.as_ref().map(Secret::expose);
