@@ -29,7 +29,7 @@ const GIVEN_BACK: Duration = Duration::from_millis(1_200);
 const LOOKED_AT: Duration = Duration::from_secs(1);
 
 /// The time in which an instance learns that a server is not as far away as it was. It learns from its calls, of which there are few.
-const FURTHER_AWAY: Duration = Duration::from_secs(1);
+const FURTHER_AWAY: Duration = Duration::from_millis(600);
 
 /// The time for which an instance uses what it has learnt of the clock of a server.
 const SAMPLED: Duration = Duration::from_secs(2);
