@@ -28,8 +28,11 @@ const GIVEN_BACK: Duration = Duration::from_millis(1_200);
 /// The time from one look at the memory of a server to the next.
 const LOOKED_AT: Duration = Duration::from_secs(1);
 
-/// The time in which an instance learns that a server is not as far away as it was. It learns from its calls, of which there are few.
-const FURTHER_AWAY: Duration = Duration::from_millis(600);
+/// The time in which an instance learns that a server is not as far away as it was.
+const FURTHER_AWAY: Duration = Duration::from_millis(300);
+
+/// The time in which an instance with few calls learns how many scripts a server takes at once: each call that it answers raises the limit.
+const TAKES_MORE: Duration = Duration::from_secs(1);
 
 /// The time for which an instance uses what it has learnt of the clock of a server.
 const SAMPLED: Duration = Duration::from_secs(2);
@@ -126,14 +129,21 @@ impl World {
     /// Says if a policy answered for a server while nothing failed. A first call may find a server further away than it is by now.
     fn undecided(&self, calls: &[Call]) -> Option<String> {
         for calm in &self.calm {
-            let mut first = BTreeMap::new();
+            let (mut first, mut present) = (BTreeMap::new(), BTreeMap::new());
             let is_calm = |call: &&Call| calm.contains(&call.began) && calm.contains(&call.ended);
             for call in calls.iter().filter(is_calm) {
-                for part in call.parts.iter().filter(|part| part.by.is_some_and(Provenance::is_policy)) {
+                for (part, by) in call.parts.iter().filter_map(|part| Some((part, part.by?))) {
                     let server = self.deployment.master_of(slot(counter(&part.key, &part.value).as_bytes()));
-                    let since = *first.entry((call.process, server)).or_insert(call.began);
-                    if call.began > since + FURTHER_AWAY {
-                        return Some(format!("redis {server} works, and a policy answers: {call}"));
+                    let of = (call.process, server);
+                    if by == Provenance::Store {
+                        present.remove(&of);
+                    }
+                    if by.is_policy() {
+                        let since = *present.entry(of).or_insert(call.began);
+                        let first = *first.entry(of).or_insert(call.began);
+                        if call.began > since + FURTHER_AWAY || call.began > first + TAKES_MORE {
+                            return Some(format!("redis {server} works, and a policy answers: {call}"));
+                        }
                     }
                 }
             }
