@@ -63,7 +63,7 @@ pub(super) struct Account {
     now: AtomicUsize,
     /// Turn of the large requests of this connection: a semaphore with one permit.
     large: OnceLock<Arc<Semaphore>>,
-    /// Turn of the large bodies of `/json` and `/check`, and of large compressed messages, on this connection, in the same way.
+    /// Turn of the large compressed messages on this connection, in the same way.
     bodies: OnceLock<Arc<Semaphore>>,
     limited: Option<Arc<LimitedCalls>>,
     process: Arc<ProcessAccount>,
@@ -421,7 +421,7 @@ pub(super) fn large() -> Option<Arc<Semaphore>> {
     running(|call| Arc::clone(call.account.large.get_or_init(|| Arc::new(Semaphore::new(1)))))
 }
 
-/// Returns the turn of the large bodies of the running call's connection. `None` outside of a call, as in HTTP/1.
+/// Returns the turn of the large compressed messages of the running call's connection. `None` outside of a call.
 pub(super) fn bodies() -> Option<Arc<Semaphore>> {
     running(|call| Arc::clone(call.account.bodies.get_or_init(|| Arc::new(Semaphore::new(1)))))
 }

@@ -256,12 +256,11 @@ impl World {
                 between.contains(&call.ended) && is_within(call.ended)
                     || between.contains(&call.began) && is_within(call.began)
             });
-            // A time without a length concerns one window, and another one also those at whose border it is.
-            let windows = |time: u128| {
-                let has_borders = matches!(limit.algorithm(), Algorithm::FixedWindow | Algorithm::SlidingWindow);
-                i128::try_from(time / window + 1).expect("few") + i128::from(has_borders && time > 0)
-            };
-            let most = once * windows((loss.to - loss.at).as_micros()) + leased;
+            let windows = |time: u128| i128::try_from(time / window + 1).expect("few");
+            // Two masters may live across a border of windows, and count on both sides of it.
+            let has_borders = matches!(limit.algorithm(), Algorithm::FixedWindow | Algorithm::SlidingWindow);
+            let border = i128::from(has_borders && loss.to > loss.at);
+            let most = once * (windows((loss.to - loss.at).as_micros()) + border) + leased;
             // An empty counter does not know the moment that it had reached before a step back.
             let again = if back > 0 { once * windows(back.into()) } else { 0 };
             again + most.min(at_risk.map(|(_, hits)| *hits.max(&0)).sum())
