@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use tidegate::model::{Outcome, Provenance};
+use tidegate::model::{Clock as _, Outcome, Provenance};
 use tokio::time::{Instant, sleep};
 
 use super::clock::SimulatedClock;
@@ -30,12 +30,20 @@ async fn call(instance: &Process, keys: &[&str]) -> (Outcome, Option<Provenance>
 
 /// A server, and an instance that is connected to it.
 async fn connected() -> (Rc<Server>, Rc<Process>) {
-    let clock = SimulatedClock::new(Instant::now(), 0);
-    let deployment = Deployment::new(Kind::Single, &clock, &Rc::default());
-    let own = SimulatedClock::new(Instant::now(), 0);
-    let instance = Process::start((0, 1), RULES, own, 100..=200, 1, &deployment);
+    let (deployment, instances) = connected_to(Kind::Single, RULES, 1).await;
+    (Rc::clone(&deployment.servers[0]), Rc::clone(&instances[0]))
+}
+
+/// Servers, and instances with these rules that are connected to them.
+async fn connected_to(kind: Kind, rules: &str, instances: usize) -> (Deployment, Vec<Rc<Process>>) {
+    let deployment = Deployment::new(kind, &SimulatedClock::new(Instant::now(), 0), &Rc::default());
+    let start = |number| {
+        let own = SimulatedClock::new(Instant::now(), 0);
+        Process::start((number, instances), rules, own, 100..=200, 1, &deployment)
+    };
+    let instances = (0..instances).map(start).collect();
     sleep(Duration::from_millis(500)).await;
-    (Rc::clone(&deployment.servers[0]), instance)
+    (deployment, instances)
 }
 
 /// Seed 96: while all calls are too late, each is followed by a pause. The call that would load the script again fell into the pause after its own first
@@ -123,5 +131,35 @@ fn a_lease_that_pays_is_no_refusal_where_redis_has_no_memory() {
             admitted += u32::from(outcome == Outcome::Admitted && by == Some(Provenance::Lease));
         }
         assert_eq!(admitted, 0, "there is no memory to charge `few`");
+    });
+}
+
+/// A request that is refused at one shard of a cluster gives back what it took at another. Where that arrives in the next window, nothing of it is taken off there.
+#[test]
+fn hits_of_the_window_before_are_not_given_back_to_this_one() {
+    on_virtual_time(async {
+        let rules = format!("charging: all_or_nothing\n{RULES}");
+        let (deployment, instances) = connected_to(Kind::Cluster, &rules, 2).await;
+        let [near, far] = [&instances[0], &instances[1]];
+        for _ in 0..2 {
+            assert_eq!(call(near, &["few"]).await.0, Outcome::Admitted);
+        }
+        far.links.iter().for_each(|link| link.way.send_modify(|way| way.latency = 4_000..=4_000));
+        let clock = &deployment.servers[0].clock;
+        // Charged 3 ms before the end of a window, and given back 5 ms after it.
+        let until_the_border = 1_000_000 - clock.now().get() % 1_000_000;
+        sleep(Duration::from_micros((until_the_border + 993_000) % 1_000_000)).await;
+        let refused = async { call(far, &["brief", "few"]).await.0 };
+        let between = async {
+            sleep(Duration::from_millis(9)).await;
+            call(near, &["brief"]).await.0
+        };
+        assert_eq!(tokio::join!(refused, between), (Outcome::Refused, Outcome::Admitted));
+        sleep(Duration::from_millis(20)).await;
+        let mut admitted = 1;
+        for _ in 0..4 {
+            admitted += u32::from(call(near, &["brief"]).await.0 == Outcome::Admitted);
+        }
+        assert_eq!(admitted, 3, "of a limit of 3");
     });
 }
