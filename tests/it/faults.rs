@@ -112,9 +112,9 @@ async fn load(server: &Tidegate) -> Load {
     load
 }
 
-/// Waits until calls that were made after a moment are answered by the store again, a hundred one after the other.
+/// Waits until calls that were made after a moment are answered by the store again, twenty one after the other.
 async fn exact(load: &Load, healed: Duration) {
-    eventually("the store decides", async || first_of(100, &load.since(healed), healed).map(drop)).await;
+    eventually("the store decides", async || first_of(20, &load.since(healed), healed).map(drop)).await;
 }
 
 /// Waits until calls that were made after a moment are answered by policy.
