@@ -24,7 +24,6 @@ mod protocol {
     const RULES: [&str; 2] = ["envoy/service/discovery/v3/ads.proto", "ratelimit/config/ratelimit/v3/rls_conf.proto"];
     const DESCRIPTOR_FILE: &str = "envoy/extensions/common/ratelimit/v3/ratelimit.proto";
     const ENTRY: &str = ".envoy.extensions.common.ratelimit.v3.RateLimitDescriptor.Entry";
-    const CODEC: &str = "crate::proto::codec::SmallMessages";
 
     pub fn generate() -> Result<(), Box<dyn Error>> {
         #[expect(clippy::disallowed_methods, reason = "how cargo tells a build script its directory")]
@@ -39,7 +38,7 @@ mod protocol {
         let patched = entries_as_bytes(&mut files);
         assert_eq!(patched, 2, "the key and the value of an entry are the two fields to patch in {DESCRIPTOR_FILE}");
 
-        tonic_prost_build::configure().bytes(ENTRY).codec_path(CODEC).include_file("protocol.rs").compile_fds(files)?;
+        tonic_prost_build::configure().bytes(ENTRY).include_file("protocol.rs").compile_fds(files)?;
         Ok(())
     }
 

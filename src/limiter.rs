@@ -11,16 +11,11 @@ use crate::model::{
 };
 use crate::rules;
 use crate::rules::live::{LiveRules, Snapshot};
-use crate::rules::{Matched, MatchedItem, MatchedKind, Origin, Rule, RuleLimit, RuleSet};
+use crate::rules::{MOST_CHARGES, Matched, MatchedItem, MatchedKind, Origin, Rule, RuleLimit, RuleSet};
 use crate::store::Verdicts;
 use crate::store::guard::Guard;
 
 pub use crate::store::deadline::CallerTime;
-
-mod large;
-mod notable;
-
-pub use large::Large;
 
 /// Decides requests.
 pub struct Limiter {
@@ -46,7 +41,8 @@ impl Limiter {
         request.descriptors().first().map(explain).unwrap_or_default()
     }
 
-    /// Decides `request` by `rules`, within the `timeout` of the caller.
+    /// Decides `request` by `rules`, within the `timeout` of the caller. One with more than [`MOST_CHARGES`] is decided by its domain alone, and
+    /// charges nothing.
     pub async fn decide<'a>(
         &self,
         rules: &'a RuleSet,
@@ -56,6 +52,10 @@ impl Limiter {
         let (mut matched, timeout) = (rules.find(request), timeout.into());
         let decision = match matched.ruling {
             Some(ruling) => ruled(matched, ruling, rules.generation()),
+            None if matched.charges.len() > MOST_CHARGES => {
+                let brings_limit = request.descriptors().iter().any(|descriptor| descriptor.limit.is_some());
+                Decision { hidden: matched.hidden, ..by_domain(rules, request.domain(), brings_limit) }
+            }
             None => {
                 if let Some(longest) = timeout.longest_delay.map(Micros::from) {
                     // A slot beyond it would be reserved, and its request refused.
@@ -70,29 +70,29 @@ impl Limiter {
         };
         noting_known_good(decision, rules, request)
     }
+}
 
-    /// Decides a request of which only the domain was read, and charges nothing. Refuses if the domain is known, and it enforces
-    /// a rule or the request may bring its own limit (`may_bring_limit`). The global shadow mode admits it.
-    pub fn decide_unread<'a>(&self, rules: &'a RuleSet, request: &Request, may_bring_limit: bool) -> Decision<'a> {
-        let (domain, is_enforcing) = rules.domain(request.domain()).unzip();
-        // A limit of the request counts only in a known domain.
-        let would_refuse = is_enforcing.is_some_and(|is_enforcing| is_enforcing || may_bring_limit);
-        Decision {
-            outcome: Outcome::admitted_if(!would_refuse || rules.is_shadowed()),
-            domain,
-            answers: Vec::new(),
-            parts: Vec::new(),
-            ruling: None,
-            retry: None,
-            unavailable_for: None,
-            wait: Wait::default(),
-            warnings: Vec::new(),
-            known_good: None,
-            hidden: Vec::new(),
-            is_refusal_shadowed: would_refuse && rules.is_shadowed(),
-            is_unread: true,
-            generation: rules.generation(),
-        }
+/// Decides a request of which only the domain counts, because it is too large, and charges nothing. Refuses if the domain is known, and it
+/// enforces a rule or the request may bring its own limit (`may_bring_limit`). The global shadow mode admits it.
+pub fn by_domain<'a>(rules: &'a RuleSet, domain: &str, may_bring_limit: bool) -> Decision<'a> {
+    let (domain, is_enforcing) = rules.domain(domain).unzip();
+    // A limit of the request counts only in a known domain.
+    let would_refuse = is_enforcing.is_some_and(|is_enforcing| is_enforcing || may_bring_limit);
+    Decision {
+        outcome: Outcome::admitted_if(!would_refuse || rules.is_shadowed()),
+        domain,
+        answers: Vec::new(),
+        parts: Vec::new(),
+        ruling: None,
+        retry: None,
+        unavailable_for: None,
+        wait: Wait::default(),
+        warnings: Vec::new(),
+        known_good: None,
+        hidden: Vec::new(),
+        is_refusal_shadowed: would_refuse && rules.is_shadowed(),
+        is_too_large: true,
+        generation: rules.generation(),
     }
 }
 
@@ -117,7 +117,7 @@ fn ruled<'a>(matched: Matched<'a>, ruling: Ruling<'a>, generation: u64) -> Decis
         known_good: None,
         hidden: matched.hidden,
         is_refusal_shadowed: ruling.is_denied && matched.is_shadowed,
-        is_unread: false,
+        is_too_large: false,
         generation,
     }
 }
@@ -159,7 +159,7 @@ fn fold<'a>(matched: Matched<'a>, verdicts: &Verdicts, generation: u64) -> Decis
         known_good: None,
         hidden: matched.hidden,
         is_refusal_shadowed: matched.is_shadowed && spares,
-        is_unread: false,
+        is_too_large: false,
         generation,
     }
 }

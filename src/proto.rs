@@ -8,9 +8,6 @@
     reason = "generated from proto/, whose comments are the documentation"
 )]
 
-pub mod codec;
-pub mod large;
-
 include!(concat!(env!("OUT_DIR"), "/protocol.rs"));
 
 /// Header of a call whose caller wants the reasons of the decision in the dynamic metadata of its answer, whatever the settings

@@ -25,7 +25,6 @@ pub(crate) mod places;
 pub(crate) mod replacements;
 pub mod requests;
 pub(crate) mod spelling;
-mod survey;
 pub(crate) mod tree;
 mod trial;
 
@@ -35,7 +34,6 @@ pub use explain::{Explanation, explain};
 pub use nearest::{KeyPaths, Nearest};
 use places::{OverlayTree, TreeReplacements};
 use requests::HttpRequests;
-pub use survey::Survey;
 use tree::TreeLevel;
 use trial::Trial;
 
@@ -55,6 +53,9 @@ pub struct RuleSet {
     /// True if these rules are those of overlays alone, because the source has not offered any yet.
     pub(crate) awaits_source: bool,
 }
+
+/// Maximum number of charges of a request that is decided by its limits: 1,000, as many as a store charges in one atomic step.
+pub const MOST_CHARGES: usize = 1_000;
 
 /// Number of a load of the rules, counted from 1.
 pub type Generation = u64;
@@ -182,7 +183,8 @@ pub struct Matched<'a> {
     pub domain: Option<&'a str>,
     /// One item per descriptor, in order.
     pub items: Vec<MatchedItem<'a>>,
-    /// Charges of all items, in order; empty if a rule decides the whole request.
+    /// Charges of all items, in order; empty if a rule decides the whole request. More than [`MOST_CHARGES`] if the request is too large: then
+    /// some descriptors have neither item nor charges.
     pub charges: Vec<Charge>,
     /// Rule that decides the whole request, if any.
     pub ruling: Option<Ruling<'a>>,
@@ -448,8 +450,7 @@ impl RuleSet {
             matched.items.extend(places.undecided());
             return matched;
         }
-        let mut replacements = TreeReplacements::default();
-        replacements.add(request.descriptors(), &places);
+        let replacements = TreeReplacements::of(request.descriptors(), &places);
         self.charge(&mut matched, domain, request, &places, &replacements.replaced(), places.request_cost());
         matched
     }

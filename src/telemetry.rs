@@ -287,38 +287,6 @@ impl Telemetry {
         self.count(decision, deciding);
     }
 
-    /// Counts the charges of a slice of a large request, and its descriptors without a rule.
-    pub fn observe_slice(&self, slice: &Request, decision: &Decision<'_>) {
-        if self.is_on {
-            self.rules.count_charges(slice, decision);
-        }
-        if let Some(records) = &self.records {
-            records.sliced(slice, decision);
-        }
-    }
-
-    /// Counts a large request with `descriptors` descriptors and records it in `span`. Its charges were counted slice by
-    /// slice. `request` and `decision` hold only the descriptors that decide.
-    pub fn observe_large(
-        &self,
-        descriptors: usize,
-        request: &Request,
-        decision: &Decision<'_>,
-        span: Option<&mut Span>,
-    ) {
-        let deciding = decision.deciding();
-        if let Some(span) = span {
-            span.decided(descriptors, decision, deciding);
-        }
-        if let Some(records) = &self.records {
-            records.decided_large(request, decision, deciding);
-        }
-        if self.is_on {
-            self.rules.count_decision(request, decision, deciding);
-            self.count(decision, deciding);
-        }
-    }
-
     fn count(&self, decision: &Decision<'_>, deciding: Deciding<'_>) {
         if decision.domain.is_none() {
             self.unknown_domains.fetch_add(1, Ordering::Relaxed);

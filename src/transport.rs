@@ -26,7 +26,7 @@ mod idle;
 pub mod json;
 pub mod limits;
 pub mod listener;
-mod message;
+pub mod message;
 pub mod metrics;
 pub mod net;
 pub mod page;

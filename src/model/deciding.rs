@@ -126,7 +126,7 @@ impl<'a> Decision<'a> {
         if let Some(ruling) = self.ruling {
             return Deciding { rule: Some(ruling.rule), ..Deciding::none(Origin::Rule) };
         }
-        if self.is_unread && self.outcome.is_refused() {
+        if self.is_too_large && self.outcome.is_refused() {
             return Deciding::none(Origin::TooLarge);
         }
         let deciding = match self.outcome {

@@ -37,8 +37,8 @@ pub struct Decision<'a> {
     pub hidden: Vec<Hidden>,
     /// True if the request was admitted only because of the global shadow mode.
     pub is_refusal_shadowed: bool,
-    /// True if only the domain of the request was read, because its message is too large. Then there are no parts.
-    pub is_unread: bool,
+    /// True if the request is too large, and its domain alone decided. Then there are no parts.
+    pub is_too_large: bool,
     /// Number of the rule load that decided, counted from 1.
     pub generation: u64,
 }

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use super::places::{Overlaid, Places, Replaced};
 use super::tree::TreeMatch;
-use super::{Domain, Matched, MatchedItem, MatchedKind, Origin, Rule, RuleLimit, RuleSet, SourceLimits};
+use super::{Domain, MOST_CHARGES, Matched, MatchedItem, MatchedKind, Origin, Rule, RuleLimit, RuleSet, SourceLimits};
 use crate::algorithm::{Charge, Limit};
 use crate::model::{Charging, Descriptor, Hits, Request, Role};
 
@@ -44,9 +44,12 @@ impl RuleSet {
         replaced: &Replaced<'_>,
         cost: u64,
     ) {
-        matched.charges.reserve(places.source.len());
+        matched.charges.reserve(places.source.len().min(MOST_CHARGES));
         let mut overlaid = places.overlaid.as_slice();
         for (index, place) in places.source.iter().enumerate() {
+            if matched.charges.len() > MOST_CHARGES {
+                break;
+            }
             let descriptor = &request.descriptors()[index];
             let hits = request.hits(descriptor).times(cost);
             let called = Called { domain, name: request.domain(), index, descriptor, hits };

@@ -129,7 +129,8 @@ impl<'a> Places<'a> {
 
     /// Returns the first rule that denies the request, else the first that exempts it.
     pub(super) fn ruling(&self) -> Option<Ruling<'a>> {
-        ruling_of(self.first(Action::Deny), || self.first(Action::Exempt))
+        let ruling = |action, is_denied| self.first(action).map(|rule| Ruling { is_denied, rule: &rule.about });
+        ruling(Action::Deny, true).or_else(|| ruling(Action::Exempt, false))
     }
 
     /// Returns the items of a request that is decided before anything is charged.
@@ -153,11 +154,11 @@ impl<'a> Places<'a> {
         let mut costly = self.costs();
         costly.sort_unstable();
         costly.dedup();
-        product(costly.iter().map(|(_, cost)| *cost))
+        costly.iter().fold(1, |product, (_, cost)| product.saturating_mul(*cost).min(Hits::MOST))
     }
 
     /// Returns the matched rules with a request cost above 1, and their costs.
-    pub(super) fn costs(&self) -> SmallVec<[(RuleId, u64); 4]> {
+    fn costs(&self) -> SmallVec<[(RuleId, u64); 4]> {
         let mut costs = SmallVec::new();
         let mut add = |rule: Option<&Rule>| {
             if let Some(rule) = rule.filter(|rule| rule.request_cost.get() > 1) {
@@ -171,20 +172,22 @@ impl<'a> Places<'a> {
 }
 
 impl<'a> TreeReplacements<'a> {
-    /// Adds the rules of these descriptors.
-    pub(super) fn add(&mut self, descriptors: &[Descriptor], places: &Places<'a>) {
+    /// Returns the replacements by the rules of these descriptors.
+    pub(super) fn of(descriptors: &[Descriptor], places: &Places<'a>) -> Self {
+        let mut replacements = Self::default();
         // A replaced rule has no limits in force, so it replaces nothing.
         let source = descriptors.iter().zip(&places.source).filter(|(_, found)| !found.is_replaced);
-        self.source.add(source.filter_map(|(descriptor, found)| Some((descriptor, found.rule?))));
+        replacements.source.add(source.filter_map(|(descriptor, found)| Some((descriptor, found.rule?))));
         for Overlaid { descriptor, tree, found, .. } in &places.overlaid {
             let Some((descriptor, rule)) = descriptors.get(*descriptor).zip(found.rule) else { continue };
-            if self.overlays.len() <= *tree {
-                self.overlays.resize_with(tree + 1, Replacements::default);
+            if replacements.overlays.len() <= *tree {
+                replacements.overlays.resize_with(tree + 1, Replacements::default);
             }
-            if let Some(overlay) = self.overlays.get_mut(*tree) {
+            if let Some(overlay) = replacements.overlays.get_mut(*tree) {
                 overlay.add(std::iter::once((descriptor, rule)));
             }
         }
+        replacements
     }
 
     /// Returns the names of the limits that are replaced.
@@ -195,14 +198,4 @@ impl<'a> TreeReplacements<'a> {
         }
         Replaced { source: self.source.replaced(), overlays }
     }
-}
-
-/// Returns the ruling of `denied`, else that of `exempt`.
-pub(super) fn ruling_of<'a>(denied: Option<&'a Rule>, exempt: impl FnOnce() -> Option<&'a Rule>) -> Option<Ruling<'a>> {
-    let denied = denied.map(|rule| Ruling { is_denied: true, rule: &rule.about });
-    denied.or_else(|| exempt().map(|rule| Ruling { is_denied: false, rule: &rule.about }))
-}
-
-pub(super) fn product(costs: impl Iterator<Item = u64>) -> u64 {
-    costs.fold(1, |product, cost| product.saturating_mul(cost).min(Hits::MOST))
 }

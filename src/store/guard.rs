@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use foldhash::HashSet;
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep};
 
@@ -19,7 +20,6 @@ use crate::algorithm::{Charge, Limit, Refusals};
 use crate::model::{Charging, Clock, FailurePolicy, Hits, Micros, Outcome, Provenance, Role, Verdict};
 
 mod leasing;
-mod parts;
 mod steps;
 
 /// The most counters that are charged later in one step: 100, as many as one Redis script charges.
@@ -46,14 +46,6 @@ pub struct Guard {
     untimely: AtomicU64,
     /// Number of tasks that ask for leases or give hits back.
     asking: Arc<AtomicUsize>,
-}
-
-/// Time and store of a charge that is taken back if its request is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TakenCharge {
-    at: Micros,
-    /// True if the embedded store took it, in place of a store that failed.
-    is_local: bool,
 }
 
 impl Guard {
@@ -423,8 +415,17 @@ fn charge_refused_later(known: &Known, charges: &[Charge], answers: &[Option<Ver
 /// holds.
 fn learn(known: Option<(&Known, Micros)>, charges: &[Charge], verdicts: &mut [Verdict]) {
     let Some((known, at)) = known else { return };
-    for (charge, verdict) in charges.iter().zip(verdicts).filter(|(_, verdict)| verdict.provenance == Provenance::Store)
-    {
+    // A refusal for the hits of another charge of the request may not outlast it.
+    let mut admitted = HashSet::default();
+    if charges.len() > 1 && verdicts.iter().any(|verdict| verdict.outcome.is_refused()) {
+        let all = charges.iter().zip(&*verdicts).filter(|(_, verdict)| !verdict.outcome.is_refused());
+        admitted.extend(all.map(|(charge, _)| &charge.key));
+    }
+    let answers = charges.iter().zip(verdicts).filter(|(_, verdict)| verdict.provenance == Provenance::Store);
+    for (charge, verdict) in answers {
+        if verdict.outcome.is_refused() && admitted.contains(&charge.key) {
+            continue;
+        }
         let held = known.learn(charge, verdict, at);
         if held > 0 && !verdict.outcome.is_refused() {
             *verdict = verdict.with_more(held);

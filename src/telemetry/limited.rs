@@ -31,14 +31,14 @@ macro_rules! causes {
 
 // One line adds a cause: its name here, the value of the label, and the sentence of the log line.
 causes! {
-    /// A gRPC message above the largest one that is decoded.
-    TooLarge "too_large", "gRPC messages were larger than 4 MiB";
+    /// A request above the bound: its domain alone decided.
+    TooLarge "too_large", "requests had more than 1,000 charges, 10,000 entries or 1 MiB, so their domains alone decided";
     /// A body of `/json` larger than the maximum.
     JsonTooLarge "json_too_large", "bodies of /json were larger than JSON_MAX_BODY";
     /// A request body that was not complete in time.
     LateBody "late_body", "request bodies were not complete 10 s after their head";
     /// An answer that the peer did not read in time.
-    StalledAnswer "stalled_answer", "answers were dropped, because their callers did not read them, or read them slowly while others waited";
+    StalledAnswer "stalled_answer", "answers were dropped, because their callers did not read them";
     /// Calls of a connection that is read slowly for a while, because the calls of all connections hold too much memory.
     WaitedForMemory "waited_for_memory", "connections were read slowly, because the calls of all of them hold too much memory";
     /// A request over HTTP beyond those that may be in flight.

@@ -107,21 +107,6 @@ impl Records {
         self.concluded(request, decision, deciding);
     }
 
-    /// Records a slice of a large request.
-    pub(super) fn sliced(&self, slice: &Request, decision: &Decision<'_>) {
-        if decision.domain.is_some() {
-            self.unmatched.record(slice, decision);
-        }
-    }
-
-    /// Records a large request, whose slices are recorded.
-    pub(super) fn decided_large(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
-        if decision.domain.is_none() {
-            self.unmatched.record(request, decision);
-        }
-        self.concluded(request, decision, deciding);
-    }
-
     /// Records what is of the whole request: nothing if it is admitted without a shadow mode and nobody listens.
     #[inline]
     fn concluded(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {

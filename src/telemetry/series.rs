@@ -174,18 +174,6 @@ impl Rules {
         self.decided(table, request, decision, deciding);
     }
 
-    /// Counts every charge of a decision.
-    pub(super) fn count_charges(&self, request: &Request, decision: &Decision<'_>) {
-        let table = self.table.load();
-        self.charged(table.of(decision.generation), request, decision);
-    }
-
-    /// Counts a decision without its charges.
-    pub(super) fn count_decision(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
-        let table = self.table.load();
-        self.decided(table.of(decision.generation), request, decision, deciding);
-    }
-
     fn charged(&self, table: Option<&Table>, request: &Request, decision: &Decision<'_>) {
         for answer in &decision.answers {
             if let Some(rule) = answer.rule {

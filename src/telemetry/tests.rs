@@ -73,7 +73,7 @@ fn decision<'a>(answers: &[Answered<'a>]) -> Decision<'a> {
         known_good: None,
         hidden: Vec::new(),
         is_refusal_shadowed: false,
-        is_unread: false,
+        is_too_large: false,
         generation: 1,
     }
 }

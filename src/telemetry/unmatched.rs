@@ -199,7 +199,7 @@ impl Unmatched {
     fn examine(&self, request: &Request, decision: &Decision<'_>, is_one_of_first: bool) {
         let expected = self.keys.load();
         let entries = request.descriptors().iter().flat_map(|descriptor| &descriptor.entries);
-        let is_whole = !decision.is_unread && entries.clone().nth(MOST_ENTRIES).is_none();
+        let is_whole = !decision.is_too_large && entries.clone().nth(MOST_ENTRIES).is_none();
         let is_of_rules = decision.generation == expected.generation;
         let Some(domain) = decision.domain.filter(|_| is_of_rules && is_whole) else { return };
         let Some(KeysOfDomain { examined, keys }) = expected.domains.get(domain) else { return };

@@ -30,7 +30,7 @@ use crate::telemetry::limited::{Cause, LimitedCalls};
 
 /// Maximum bytes of messages that the calls of one connection hold: 1 MiB. A connection also holds bytes that h2 has
 /// received and not passed on, at most 8 MiB (`protocol::STREAM_WINDOW_BYTES`), the message of the call that has the
-/// turn, at most 4 MiB, and about 8 KiB for each call: 32 MB together.
+/// turn, at most 1 MiB, and about 8 KiB for each call: 19 MB together.
 pub const CONNECTION_BYTES: usize = 1 << 20;
 /// Bytes of messages and untaken answers beyond which no new message begins: 2 MiB. Messages alone do not reach it, so
 /// small requests, which arrive in one piece, overtake large ones.
@@ -61,9 +61,7 @@ pub(super) struct Account {
     around: [Around; 2],
     /// Index in `around` of the current period.
     now: AtomicUsize,
-    /// Turn of the large requests of this connection: a semaphore with one permit.
-    large: OnceLock<Arc<Semaphore>>,
-    /// Turn of the large compressed messages on this connection, in the same way.
+    /// Turn of the large compressed messages on this connection: a semaphore with one permit.
     bodies: OnceLock<Arc<Semaphore>>,
     limited: Option<Arc<LimitedCalls>>,
     process: Arc<ProcessAccount>,
@@ -152,8 +150,8 @@ impl Account {
         read_empty: Arc<ReadEmpty>,
     ) -> Self {
         let [held, begun, all] = [0; 3].map(AtomicUsize::new);
-        let (queue, around, now, large, bodies) = Default::default();
-        Self { held, begun, all, queue, around, now, large, bodies, limited, process, read_empty, peer: None }
+        let (queue, around, now, bodies) = Default::default();
+        Self { held, begun, all, queue, around, now, bodies, limited, process, read_empty, peer: None }
     }
 
     /// Sets the address of the peer.
@@ -414,11 +412,6 @@ pub(super) fn peer() -> Option<IpAddr> {
 /// Sets the bytes of the running call's message that have arrived and are kept to `bytes`.
 pub(super) fn keeps(bytes: usize) {
     let _ = running(|call| call.keeps(bytes));
-}
-
-/// Returns the turn of the large requests of the running call's connection. `None` outside of a call.
-pub(super) fn large() -> Option<Arc<Semaphore>> {
-    running(|call| Arc::clone(call.account.large.get_or_init(|| Arc::new(Semaphore::new(1)))))
 }
 
 /// Returns the turn of the large compressed messages of the running call's connection. `None` outside of a call.

@@ -8,34 +8,33 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes, BytesMut};
 use http::request::Parts;
+use http::{HeaderMap, HeaderValue, header};
 use http_body::Body;
-use prost::DecodeError;
+use http_body_util::{BodyExt, Full};
+use prost::{DecodeError, Message as _};
 use thiserror::Error;
-use tonic::server::{Grpc, UnaryService};
+use tonic::metadata::MetadataMap;
 use tonic::service::Routes;
-use tonic::{Code, Request as Wire, Response, Status};
+use tonic::{Request as Wire, Response, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tower::Service;
 
-mod large;
 mod undecided;
 
 use super::budget;
 use super::callers::{ConnectionCaller, Denied};
 use super::head::{EXPLAIN, GRPC_ENCODING};
-use super::hold::{Caller, Held, Permits};
-use super::message::{Began, Beginning, Compression, LARGEST_MESSAGE, Unopened, UnreadMessage, Unreadable};
+use super::hold::{Caller, Held, Hold, Permits};
+use super::message::{self, Compression, Message, Read, Skimmed, Unreadable, WireRequest};
 use super::wire::{Answers, StoreUnavailable};
-use crate::limiter::{CallerTime, Limiter};
+use crate::limiter::{CallerTime, Limiter, by_domain};
 use crate::model::{InvalidRequest, Request, Rights};
 use crate::proto::DESCRIPTORS;
-use crate::proto::codec::{Decisions, Incoming, Outgoing};
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use crate::proto::large::SLICE_DESCRIPTORS;
 use crate::telemetry::Telemetry;
 use crate::telemetry::limited::Cause;
 use crate::telemetry::traces::{Span, Way};
@@ -55,21 +54,13 @@ pub struct Edge {
     answers: Arc<Answers>,
     telemetry: Arc<Telemetry>,
     permits: Arc<Permits>,
-    /// Maximum number of descriptors in one slice of a large request.
-    slice: usize,
 }
 
 impl Edge {
     /// Creates an edge that decides with `limiter`, formats with `answers` and reports to `telemetry`. It delays at
     /// most `most_held` calls at a time.
     pub fn new(limiter: Arc<Limiter>, answers: Arc<Answers>, telemetry: Arc<Telemetry>, most_held: usize) -> Self {
-        Self { limiter, answers, telemetry, permits: Permits::new(most_held), slice: SLICE_DESCRIPTORS }
-    }
-
-    /// Sets the maximum number of descriptors in one slice of a large request to `slice`.
-    #[must_use]
-    pub fn slicing(self, slice: usize) -> Self {
-        Self { slice, ..self }
+        Self { limiter, answers, telemetry, permits: Permits::new(most_held) }
     }
 
     /// Returns an edge that decides in the same way and delays at most `most_held` of the calls that both together may delay.
@@ -100,123 +91,18 @@ impl Edge {
         move || permits.taken()
     }
 
-    /// Decides one request of the wire. `timeout` is the time that the caller waits; `span` records the decision.
-    ///
-    /// # Errors
-    /// Returns an error if the request is invalid, or if the store is unavailable and the decision is left to the
-    /// caller.
-    pub async fn decide(
-        &self,
-        wire: RateLimitRequest,
-        timeout: impl Into<CallerTime>,
-        span: Option<&mut Span>,
-    ) -> Result<RateLimitResponse, Undecided> {
-        let request = Request::try_from(wire).inspect_err(|_| self.telemetry.invalid())?;
-        self.decide_read(request, timeout.into(), span).await
-    }
-
-    /// Decides a request that is not of the wire, as [`Self::decide`] does.
-    ///
-    /// # Errors
-    /// Returns an error if no rules were ever loaded, or if the store is unavailable and the decision is left to the caller.
-    pub async fn decide_read(
-        &self,
-        request: Request,
-        timeout: CallerTime,
-        span: Option<&mut Span>,
-    ) -> Result<RateLimitResponse, Undecided> {
-        let caller = Caller::who_waits(timeout);
-        let held = {
-            let rules = self.limiter.rules();
-            if !rules.can_decide(request.domain()) {
-                self.telemetry.invalid();
-                return Err(Undecided::NoRules);
-            }
-            let mut decision = match &span {
-                None => self.limiter.decide(&rules, &request, timeout).await,
-                // Boxed, so that calls without a span do not carry it.
-                Some(span) => span.around(Box::pin(self.limiter.decide(&rules, &request, timeout))).await,
-            };
-            let hold = caller.hold(&mut decision, &self.permits);
-            self.telemetry.observe(&request, &decision, span);
-            Held { response: self.answers.respond(&request, &decision)?, hold }
-        };
-        // From here on, neither the rules nor the request are needed, however long the delay is.
-        drop(request);
-        Ok(held.over().await)
-    }
-
-    /// Takes out of `wire` what its `caller` has no right to.
-    ///
-    /// # Errors
-    /// Returns an error if the caller may not ask about the domain.
-    pub fn restrict(caller: Option<&ConnectionCaller>, wire: &mut RateLimitRequest) -> Result<(), Undecided> {
-        let Some(caller) = caller else { return Ok(()) };
-        let rights = caller.rights(&wire.domain).ok_or(Undecided::NotGranted)?;
-        let mut denied = Denied::default();
-        ConnectionCaller::restrict(rights, &mut wire.descriptors, &mut denied);
-        caller.note(denied, &wire.domain);
-        Ok(())
-    }
-
-    /// Decides a request whose message was above [`LARGEST_MESSAGE`]. Only its `domain` was read.
-    fn decide_unread(
-        &self,
-        domain: String,
-        unread: UnreadMessage,
-        caller: Option<&ConnectionCaller>,
-        span: Option<&mut Span>,
-    ) -> Result<RateLimitResponse, Undecided> {
-        self.telemetry.call_limited(Cause::TooLarge);
-        let rights = rights(caller, &domain)?;
-        let request = Request::unread(domain).inspect_err(|_| self.telemetry.invalid())?;
-        let rules = self.limiter.rules();
-        if !rules.can_decide(request.domain()) {
-            self.telemetry.invalid();
-            return Err(Undecided::NoRules);
-        }
-        if unread.may_bring_limit
-            && !rights.may_override
-            && let Some(caller) = caller
-        {
-            caller.note(Denied::OVERRIDES, request.domain());
-        }
-        let decision = self.limiter.decide_unread(&rules, &request, unread.may_bring_limit && rights.may_override);
-        self.telemetry.observe(&request, &decision, span);
-        Ok(self.answers.respond(&request, &decision)?)
-    }
-}
-
-impl Edge {
-    /// Answers a call of `ShouldRateLimit`.
+    /// Answers a call of `ShouldRateLimit` whose message was read.
     ///
     /// # Errors
     /// Returns an error if the request is malformed or invalid, or the store is unavailable.
-    pub async fn should_rate_limit(&self, wire: Wire<Incoming>) -> Result<Response<Outgoing>, Status> {
+    pub async fn should_rate_limit(&self, wire: Wire<Message>) -> Result<Response<RateLimitResponse>, Status> {
         let _call = self.telemetry.call();
-        let waited = wire.extensions().get::<Began>().map_or_else(budget::waited, Began::waited);
+        let waited = wire.extensions().get::<Waited>().map_or_else(budget::waited, |Waited(waited)| *waited);
         let timeout = wire.metadata().get("grpc-timeout").and_then(|timeout| parse_timeout(timeout.as_bytes()));
         let mut span = self.telemetry.request(Way::Grpc, wire.metadata().as_ref());
-        let unread = wire.extensions().get::<UnreadMessage>().copied();
         let caller = wire.extensions().get::<Arc<ConnectionCaller>>().cloned();
-        let timeout = CallerTime { timeout, waited, longest_delay: None };
-        let answer = match (wire.into_inner(), unread) {
-            (Incoming::Small(mut request), None) => match Self::restrict(caller.as_deref(), &mut request) {
-                Ok(()) => self.decide(request, timeout, span.as_mut()).await.map(Outgoing::Small),
-                Err(undecided) => Err(undecided),
-            },
-            // Boxed, so that ordinary calls do not carry it.
-            (Incoming::Large(message), None) => {
-                Box::pin(self.decide_large(message, timeout, caller, &mut span)).await.map(Outgoing::Large)
-            }
-            (message, Some(unread)) => {
-                let request = message.decoded();
-                let decided = |request: RateLimitRequest| {
-                    self.decide_unread(request.domain, unread, caller.as_deref(), span.as_mut())
-                };
-                request.map_err(Undecided::from).and_then(decided).map(Outgoing::Small)
-            }
-        };
+        let time = CallerTime { timeout, waited, longest_delay: None };
+        let answer = self.decide_message(wire.into_inner(), caller.as_deref(), time, span.as_mut()).await;
         if let Some(span) = &mut span {
             match &answer {
                 Ok(_) => span.answered("OK", false),
@@ -235,24 +121,189 @@ impl Edge {
         })
     }
 
+    /// Decides an encoded request of `caller`, who waits for `time`; `span` records the decision.
+    ///
+    /// # Errors
+    /// Returns an error if the message is malformed, if the request is invalid, if the caller may not ask about the domain, or if the store is
+    /// unavailable and the decision is left to the caller.
+    pub async fn decide_message(
+        &self,
+        message: Message,
+        caller: Option<&ConnectionCaller>,
+        time: CallerTime,
+        span: Option<&mut Span>,
+    ) -> Result<RateLimitResponse, Undecided> {
+        let held = {
+            let (request, _turn) = message.decoded().await?;
+            self.decide_wire(request, caller, time, span).await?
+        };
+        Ok(held.over().await)
+    }
+
+    /// Decides a request of the wire, as [`Self::decide_message`] does. The answer is still to be held back.
+    pub(super) async fn decide_wire(
+        &self,
+        request: WireRequest,
+        caller: Option<&ConnectionCaller>,
+        time: CallerTime,
+        span: Option<&mut Span>,
+    ) -> Result<Held, Undecided> {
+        match request {
+            WireRequest::Whole(mut wire) => {
+                Self::restrict(caller, &mut wire)?;
+                let request = self.request(wire)?;
+                self.decide_held(request, time, span).await
+            }
+            WireRequest::TooLarge(skimmed) => self.decide_by_domain(skimmed, caller, span),
+        }
+    }
+
+    /// Decides one request of the wire. `timeout` is the time that the caller waits; `span` records the decision.
+    ///
+    /// # Errors
+    /// Returns an error if the request is invalid, or if the store is unavailable and the decision is left to the
+    /// caller.
+    pub async fn decide(
+        &self,
+        wire: RateLimitRequest,
+        timeout: impl Into<CallerTime>,
+        span: Option<&mut Span>,
+    ) -> Result<RateLimitResponse, Undecided> {
+        let request = self.request(wire)?;
+        self.decide_read(request, timeout.into(), span).await
+    }
+
+    /// Decides a request that is not of the wire, as [`Self::decide`] does.
+    ///
+    /// # Errors
+    /// Returns an error if no rules were ever loaded, or if the store is unavailable and the decision is left to the caller.
+    pub async fn decide_read(
+        &self,
+        request: Request,
+        timeout: CallerTime,
+        span: Option<&mut Span>,
+    ) -> Result<RateLimitResponse, Undecided> {
+        Ok(self.decide_held(request, timeout, span).await?.over().await)
+    }
+
+    /// Decides a request. The answer is held back for as long as its limits ask. Neither the rules nor the request are needed meanwhile.
+    async fn decide_held(
+        &self,
+        request: Request,
+        timeout: CallerTime,
+        span: Option<&mut Span>,
+    ) -> Result<Held, Undecided> {
+        let caller = Caller::who_waits(timeout);
+        let rules = self.limiter.rules();
+        if !rules.can_decide(request.domain()) {
+            self.telemetry.invalid();
+            return Err(Undecided::NoRules);
+        }
+        let mut decision = match &span {
+            None => self.limiter.decide(&rules, &request, timeout).await,
+            // Boxed, so that calls without a span do not carry it.
+            Some(span) => span.around(Box::pin(self.limiter.decide(&rules, &request, timeout))).await,
+        };
+        if decision.is_too_large {
+            self.telemetry.call_limited(Cause::TooLarge);
+        }
+        let hold = caller.hold(&mut decision, &self.permits);
+        self.telemetry.observe(&request, &decision, span);
+        Ok(Held { response: self.answers.respond(&request, &decision)?, hold })
+    }
+
+    /// Decides a request of which only the domain counts, because it is too large.
+    fn decide_by_domain(
+        &self,
+        Skimmed { domain, may_bring_limit, .. }: Skimmed,
+        caller: Option<&ConnectionCaller>,
+        span: Option<&mut Span>,
+    ) -> Result<Held, Undecided> {
+        self.telemetry.call_limited(Cause::TooLarge);
+        let rights = rights(caller, &domain)?;
+        let request = Request::unread(domain).inspect_err(|_| self.telemetry.invalid())?;
+        let rules = self.limiter.rules();
+        if !rules.can_decide(request.domain()) {
+            self.telemetry.invalid();
+            return Err(Undecided::NoRules);
+        }
+        if may_bring_limit
+            && !rights.may_override
+            && let Some(caller) = caller
+        {
+            caller.note(Denied::OVERRIDES, request.domain());
+        }
+        let decision = by_domain(&rules, request.domain(), may_bring_limit && rights.may_override);
+        self.telemetry.observe(&request, &decision, span);
+        Ok(Held { response: self.answers.respond(&request, &decision)?, hold: Hold::default() })
+    }
+
+    fn request(&self, wire: RateLimitRequest) -> Result<Request, Undecided> {
+        Ok(Request::try_from(wire).inspect_err(|_| self.telemetry.invalid())?)
+    }
+
+    /// Takes out of `wire` what its `caller` has no right to.
+    ///
+    /// # Errors
+    /// Returns an error if the caller may not ask about the domain.
+    pub fn restrict(caller: Option<&ConnectionCaller>, wire: &mut RateLimitRequest) -> Result<(), Undecided> {
+        let Some(caller) = caller else { return Ok(()) };
+        let rights = caller.rights(&wire.domain).ok_or(Undecided::NotGranted)?;
+        let mut denied = Denied::default();
+        ConnectionCaller::restrict(rights, &mut wire.descriptors, &mut denied);
+        caller.note(denied, &wire.domain);
+        Ok(())
+    }
+
+    /// Answers a call of `ShouldRateLimit` from its head and its body.
+    async fn call<B>(&self, mut head: Parts, body: B) -> http::Response<tonic::body::Body>
+    where
+        B: Body<Data = Bytes> + Unpin,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let compression = Compression::of(head.headers.get(&GRPC_ENCODING));
+        let read = match message::read(body, compression, || self.limiter.rules().longest_domain()).await {
+            Ok(read) => read,
+            Err(unreadable) => return self.unreadable(unreadable),
+        };
+        if read.began.is_some() {
+            head.extensions.insert(Waited(read.waited()));
+        }
+        let metadata = MetadataMap::from_headers(head.headers);
+        match self.should_rate_limit(Wire::from_parts(metadata, head.extensions, read.message)).await {
+            Ok(answer) => encoded(answer.get_ref()),
+            Err(status) => status.into_http(),
+        }
+    }
+
     /// Counts a call that ended before a decision.
     fn undecided(&self, reason: Reason, method: Option<&str>) {
         self.telemetry.undecided(reason, budget::peer(), method);
     }
 }
 
-/// Handler of one call of `ShouldRateLimit`.
-struct DecisionHandler<'a>(&'a Arc<Edge>);
+/// Time for which a call has waited at most, if its message was compressed.
+#[derive(Clone, Copy, Debug)]
+struct Waited(Duration);
 
-impl UnaryService<Incoming> for DecisionHandler<'_> {
-    type Response = Outgoing;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Outgoing>, Status>> + Send>>;
+/// Returns the prefix of a message of `length` bytes (gRPC over HTTP/2, Length-Prefixed-Message), with room for the message.
+fn prefixed(length: usize) -> BytesMut {
+    let mut message = BytesMut::with_capacity(5 + length);
+    message.put_u8(0);
+    message.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+    message
+}
 
-    fn call(&mut self, request: Wire<Incoming>) -> Self::Future {
-        let is_explained = request.metadata().as_ref().contains_key(&EXPLAIN);
-        let edge = if is_explained { Arc::new(self.0.explaining()) } else { Arc::clone(self.0) };
-        Box::pin(async move { edge.should_rate_limit(request).await })
-    }
+/// Returns an answer as a call of gRPC gets it: one message, and trailers that say OK.
+fn encoded(answer: &RateLimitResponse) -> http::Response<tonic::body::Body> {
+    let mut message = prefixed(answer.encoded_len());
+    // The buffer grows, so there is room.
+    let _ = answer.encode(&mut message);
+    let trailers = HeaderMap::from_iter([(Status::GRPC_STATUS, HeaderValue::from_static("0"))]);
+    let body = Full::new(message.freeze()).with_trailers(ready(Some(Ok(trailers))));
+    let mut response = http::Response::new(tonic::body::Body::new(body));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    response
 }
 
 /// Reason for a request without a decision: the caller's configuration is wrong, or the operator leaves the decision to
@@ -321,9 +372,8 @@ fn parse_timeout(text: &[u8]) -> Option<Duration> {
 /// All services of the gRPC listener. Calls of `ShouldRateLimit`, the busiest method, bypass the router.
 #[derive(Clone)]
 pub struct Services {
-    decisions: Arc<Edge>,
+    edge: Arc<Edge>,
     others: Routes,
-    limiter: Arc<Limiter>,
 }
 
 /// Health status of this instance, which tells callers if it accepts requests.
@@ -358,23 +408,7 @@ impl Services {
             .add_service(reflection().build_v1()?)
             .add_service(reflection().build_v1alpha()?)
             .prepare();
-        let limiter = Arc::clone(&edge.limiter);
-        Ok((Self { decisions: Arc::new(edge), others, limiter }, health))
-    }
-
-    /// Answers a call whose message has not arrived, is above [`LARGEST_MESSAGE`], or is compressed.
-    fn open<B>(&self, mut head: Parts, body: Unopened<B>, compression: Compression) -> AnswerFuture
-    where
-        B: Body<Data = Bytes> + Unpin + Send + 'static,
-        B::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
-    {
-        let (decisions, limiter) = (Arc::clone(&self.decisions), Arc::clone(&self.limiter));
-        self.counted(Box::pin(async move {
-            match body.open(&mut head, compression, || limiter.rules().longest_domain()).await {
-                Ok(body) => answer(decisions, http::Request::from_parts(head, body)).await,
-                Err(unreadable) => Ok(decisions.unreadable(unreadable)),
-            }
-        }))
+        Ok((Self { edge: Arc::new(edge), others }, health))
     }
 
     /// Answers a call of any other method. One that no service has is answered with the method that decides.
@@ -383,57 +417,29 @@ impl Services {
         B: Body<Data = Bytes> + Unpin + Send + 'static,
         B::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
     {
-        let (edge, limiter, mut others) = (Arc::clone(&self.decisions), Arc::clone(&self.limiter), self.others.clone());
+        let (edge, mut others) = (Arc::clone(&self.edge), self.others.clone());
         Box::pin(async move {
             let path = head.uri.path().to_owned();
             // Its requests are single messages. tonic would refuse the encoding, even if the message is not compressed.
             let encoding = path.starts_with(HEALTH).then(|| head.headers.remove(&GRPC_ENCODING)).flatten();
             let answer = match encoding {
                 None => others.call(http::Request::from_parts(head, body)).await,
-                Some(encoding) => {
-                    let opened = match Beginning::of(body) {
-                        Ok(Beginning::Ordinary(body)) => Ok(body),
-                        Ok(Beginning::Other(body)) => {
-                            let compression = Compression::of(Some(&encoding));
-                            let longest_domain = || limiter.rules().longest_domain();
-                            body.open(&mut head, compression, longest_domain).await
-                        }
-                        Err(broken) => Err(Status::from_error(broken.into()).into()),
-                    };
-                    match opened {
-                        Ok(body) => others.call(http::Request::from_parts(head, body)).await,
-                        Err(unreadable) => return Ok(edge.unreadable(unreadable)),
+                Some(encoding) => match message::read(body, Compression::of(Some(&encoding)), || 0).await {
+                    Ok(Read { message: Message::Whole { bytes, .. }, .. }) => {
+                        others
+                            .call(http::Request::from_parts(
+                                head,
+                                Full::new([&prefixed(bytes.len())[..], &bytes].concat().into()),
+                            ))
+                            .await
                     }
-                }
+                    Ok(_) => return Ok(Status::out_of_range("the message is above 1 MiB").into_http()),
+                    Err(unreadable) => return Ok(edge.unreadable(unreadable)),
+                },
             };
             Ok(edge.named(answer?, &path))
         })
     }
-
-    /// Counts the call if its body does not arrive in time.
-    fn counted(&self, answer: AnswerFuture) -> AnswerFuture {
-        let telemetry = Arc::clone(&self.decisions.telemetry);
-        Box::pin(async move {
-            let answer = answer.await?;
-            // No other answer has this status: see `RequestBody`.
-            if Status::from_header_map(answer.headers()).is_some_and(|status| status.code() == Code::DeadlineExceeded) {
-                telemetry.call_limited(Cause::LateBody);
-            }
-            Ok(answer)
-        })
-    }
-}
-
-/// Answers a call whose message is within the bound.
-async fn answer<B>(edge: Arc<Edge>, request: http::Request<B>) -> Result<http::Response<tonic::body::Body>, Infallible>
-where
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
-{
-    let mut grpc = Grpc::new(Decisions).max_decoding_message_size(LARGEST_MESSAGE);
-    let answer = grpc.unary(DecisionHandler(&edge), request).await;
-    edge.note_malformed(&answer);
-    Ok(answer)
 }
 
 type AnswerFuture = Pin<Box<dyn Future<Output = Result<http::Response<tonic::body::Body>, Infallible>> + Send>>;
@@ -452,22 +458,13 @@ where
     }
 
     fn call(&mut self, request: http::Request<B>) -> AnswerFuture {
-        let (mut head, body) = request.into_parts();
+        let (head, body) = request.into_parts();
         if head.uri.path() != SHOULD_RATE_LIMIT {
             return self.other(head, body);
         }
-        // tonic would refuse the encoding, even if the message is not compressed.
-        let compression = Compression::of(head.headers.remove(&GRPC_ENCODING).as_ref());
-        match Beginning::of(body) {
-            Ok(Beginning::Ordinary(body)) => {
-                let has_arrived = body.has_arrived();
-                let request = http::Request::from_parts(head, body);
-                let answered: AnswerFuture = Box::pin(answer(Arc::clone(&self.decisions), request));
-                if has_arrived { answered } else { self.counted(answered) }
-            }
-            Ok(Beginning::Other(body)) => self.open(head, body, compression),
-            Err(broken) => Box::pin(ready(Ok(Status::from_error(broken.into()).into_http()))),
-        }
+        let is_explained = head.headers.contains_key(&EXPLAIN);
+        let edge = if is_explained { Arc::new(self.edge.explaining()) } else { Arc::clone(&self.edge) };
+        Box::pin(async move { Ok(edge.call(head, body).await) })
     }
 }
 

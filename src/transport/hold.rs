@@ -160,7 +160,7 @@ mod tests {
             known_good: None,
             hidden: Vec::new(),
             is_refusal_shadowed: false,
-            is_unread: false,
+            is_too_large: false,
             generation: 1,
         }
     }

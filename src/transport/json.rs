@@ -15,24 +15,22 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use futures_util::StreamExt;
 use http_body::Body as _;
-use prost::Message;
 use prost_types::value::Kind;
 use prost_types::{Struct, Value};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use self::bodies::{Bodies, BodyPermits, UNCOUNTED_BYTES};
-use self::room::{Room, RoomPermit, SMALL_BODY_BYTES};
 pub use self::service::HttpService;
 use super::callers::ConnectionCaller;
 use super::grpc::{Edge, Undecided};
+use super::message;
 use super::metrics;
 use super::page::{PageGate, PageSign};
 use super::protocol::Origin;
 use crate::limiter::CallerTime;
+use crate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use crate::proto::large::is_large;
 use crate::telemetry::door::HttpDoor;
 use crate::telemetry::limited::Cause;
 use crate::telemetry::traces::{Span, Way};
@@ -40,7 +38,6 @@ use crate::telemetry::traces::{Span, Way};
 mod bodies;
 mod check;
 mod read;
-mod room;
 mod service;
 #[cfg(test)]
 mod tests;
@@ -48,6 +45,9 @@ mod write;
 
 /// Bytes of a body above the bound that are read and thrown away, so that its sender reads the answer: 4 MiB.
 const MOST_DISCARDED: usize = 4 << 20;
+
+/// Bytes of a body that hold at most 1,000 descriptors (`{},`) or entries: 3,000. Each worker reads and decides one larger body at a time.
+const FEW_BYTES: usize = 3_000;
 
 /// Share of the connections that may have a request of `/json` in flight: an eighth.
 const JSON_SHARE: usize = 8;
@@ -101,7 +101,6 @@ pub fn service(
     connections: usize,
 ) -> HttpService {
     let metrics = metrics::routes("/metrics", edge.telemetry());
-    let bodies = Bodies::new(most_bytes);
     let (of_json, of_check) = (connections / JSON_SHARE, connections / CHECK_SHARE.1 * CHECK_SHARE.0);
     let in_flight = |most: usize| Arc::new(Semaphore::new(most.clamp(1, Semaphore::MAX_PERMITS)));
     let door = Door {
@@ -109,13 +108,11 @@ pub fn service(
         most_bytes,
         admits: Arc::new(admits),
         pages,
-        room: Room::new(),
-        bodies,
+        bodies: Bodies::new(most_bytes),
         in_flight: in_flight(of_json),
     };
-    // Callers of /json cannot take the room of /check.
-    let (room, bodies) = (Room::new(), Bodies::new(most_bytes));
-    let check = Door { room, bodies, in_flight: in_flight(of_check), ..door.clone() };
+    // Callers of /json cannot take the memory of /check.
+    let check = Door { bodies: Bodies::new(most_bytes), in_flight: in_flight(of_check), ..door.clone() };
     let routes = Router::new()
         .route("/healthcheck", any(healthcheck).with_state(readiness))
         .route("/json", any(json).with_state(door))
@@ -134,13 +131,12 @@ struct Door {
     most_bytes: usize,
     admits: Arc<dyn Fn(IpAddr) -> bool + Send + Sync>,
     pages: Arc<PageGate>,
-    room: Room,
     bodies: Bodies,
     /// Permits of the requests in flight.
     in_flight: Arc<Semaphore>,
 }
 
-/// Reasons for which a body was not read.
+/// Reasons for which the request in a body was not decided.
 enum UnreadBody {
     /// The body is above the bound. Contains its rest.
     TooLarge(BodyDataStream),
@@ -148,24 +144,12 @@ enum UnreadBody {
     Broken,
     /// Others held the memory for as long as the caller waits.
     NoMemory,
+    /// The body was read, and there is no decision. Contains the answer.
+    Undecided(Response),
 }
 
-/// Decided request.
-struct Decided {
-    response: RateLimitResponse,
-    /// More statuses of the response, encoded.
-    statuses: Vec<Bytes>,
-}
-
-/// Wait for the memory that a large request needs, and the status of the answer where it is too long.
-#[derive(Clone, Copy)]
-struct MemoryWait {
-    longest: Duration,
-    refusal: StatusCode,
-}
-
-/// Wait of a caller of `/json`, whose timeout is unknown.
-const JSON_WAIT: MemoryWait = MemoryWait { longest: Duration::MAX, refusal: StatusCode::TOO_MANY_REQUESTS };
+/// Wait of a caller of `/json` for the memory of its body: its timeout is unknown.
+const JSON_WAIT: Duration = Duration::MAX;
 
 /// Status and text of an answer.
 struct JsonAnswer {
@@ -191,13 +175,15 @@ async fn json(State(door): State<Door>, request: Request) -> Response {
             .into_response();
     }
     let Ok(_in_flight) = door.in_flight.try_acquire() else { return door.crowded(StatusCode::TOO_MANY_REQUESTS) };
-    let announced = body.size_hint().exact().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-    match announced {
-        Some(bytes) if bytes > door.most_bytes => door.too_large(&head, body.into_data_stream()).await,
-        Some(bytes) if bytes <= SMALL_BODY_BYTES => door.answer_small(&head, body).await,
-        // Boxed, so that small requests do not carry it.
-        _ => Box::pin(door.answer_large(&head, body)).await,
-    }
+    let mut span = door.span(&head);
+    let response = match door.decide_body(&head, body, None, (caller_time(&head, None), JSON_WAIT), &mut span).await {
+        Ok(response) => JsonAnswer::of(&response).map_or_else(broken, JsonAnswer::into_response),
+        Err(UnreadBody::TooLarge(rest)) => door.too_large(&head, rest).await,
+        Err(UnreadBody::NoMemory) => door.crowded(StatusCode::TOO_MANY_REQUESTS),
+        Err(UnreadBody::Broken) => bad_request(&"the body did not arrive whole"),
+        Err(UnreadBody::Undecided(response)) => response,
+    };
+    end_span(span, response)
 }
 
 impl Door {
@@ -207,130 +193,42 @@ impl Door {
         (refusal, "The request was not decided: too many requests are in flight.\n").into_response()
     }
 
-    /// Answers a small request at once.
-    async fn answer_small(&self, head: &Parts, body: Body) -> Response {
-        let request = match self.small_request(head, body).await {
-            Ok(request) => request,
-            Err(response) => return response,
-        };
-        let mut span = self.span(head);
-        let response = match self.decide(head, request, caller_time(head, None), &mut span).await {
-            Ok(response) => {
-                let decided = Decided { response, statuses: Vec::new() };
-                JsonAnswer::of(&decided).map_or_else(broken, |answer| answer.with(Body::from))
-            }
-            Err(response) => response,
-        };
-        end_span(span, response)
-    }
-
-    /// Answers a large request: decoded and encoded off the workers, one at a time, and others wait in order.
-    async fn answer_large(&self, head: &Parts, body: Body) -> Response {
-        let (message, permit) = match self.large_message(head, body, JSON_WAIT).await {
-            Ok(read) => read,
-            Err(response) => return response,
-        };
-        let mut span = self.span(head);
-        let response = match self.decide_large(head, message, caller_time(head, None), &mut span).await {
-            Ok(decided) => {
-                let turn = self.room.turn().await;
-                let answer = self.room.run(move || {
-                    let answer = JsonAnswer::of(&decided);
-                    drop((decided, turn));
-                    answer
-                });
-                let answer = answer.await.ok().flatten();
-                answer.map_or_else(broken, |answer| answer.with(|text| Body::new(self.room.answer(text, permit))))
-            }
-            Err(response) => response,
-        };
-        end_span(span, response)
-    }
-
-    /// Reads a small request at once.
-    async fn small_request(&self, head: &Parts, body: Body) -> Result<RateLimitRequest, Response> {
-        match self.whole(body, &mut self.bodies.permits(), Duration::MAX).await {
-            Ok(body) => read::read(&body).map_err(|error| not_json(&error)),
-            Err(unread) => Err(self.unread(head, unread).await),
-        }
-    }
-
-    /// Reads a large request: decodes it off the workers, one at a time, and others wait in order. Returns it encoded, and the permit for its
-    /// memory.
-    async fn large_message(&self, head: &Parts, body: Body, wait: MemoryWait) -> Result<(Bytes, RoomPermit), Response> {
-        let (body, permits) = match self.whole_large(body, wait.longest).await {
-            Ok(read) => read,
-            Err(UnreadBody::NoMemory) => return Err(self.crowded(wait.refusal)),
-            Err(unread) => return Err(self.unread(head, unread).await),
-        };
-        // After the body: one that does not end keeps nobody out.
-        let permit = self.room.permit(|| self.edge.telemetry().call_limited(Cause::StalledAnswer));
-        let Ok(permit) = timeout(wait.longest, permit).await else {
-            return Err(self.crowded(wait.refusal));
-        };
-        let turn = self.room.turn().await;
-        // The work continues when the caller has left, so it keeps the turn.
-        let decode = move || {
-            let message = read::encode(&body);
-            drop((body, permits));
-            (message, turn)
-        };
-        let Ok((message, turn)) = self.room.run(decode).await else {
-            return Err(broken());
-        };
-        drop(turn);
-        Ok((message.map_err(|error| not_json(&error))?, permit))
-    }
-
-    /// Decides a request whole.
-    async fn decide(
+    /// Decides the request in a body, about `domain` if it is given. Waits for at most `longest` for the memory of the body.
+    async fn decide_body(
         &self,
         head: &Parts,
-        mut request: RateLimitRequest,
-        time: CallerTime,
+        body: Body,
+        domain: Option<&str>,
+        (time, longest): (CallerTime, Duration),
         span: &mut Option<Span>,
-    ) -> Result<RateLimitResponse, Response> {
-        Edge::restrict(caller(head).map(|caller| &**caller), &mut request).map_err(|undecided| failed(&undecided))?;
-        let response = self.edge.decide(request, time, span.as_mut()).await;
-        response.map_err(|undecided| failed(&undecided))
-    }
-
-    /// Decides an encoded request. A request of many descriptors is decided slice by slice.
-    async fn decide_large(
-        &self,
-        head: &Parts,
-        message: Bytes,
-        time: CallerTime,
-        span: &mut Option<Span>,
-    ) -> Result<Decided, Response> {
-        if !is_large(&message) {
-            let request = RateLimitRequest::decode(message).map_err(|error| bad_request(&error))?;
-            let response = self.decide(head, request, time, span).await?;
-            return Ok(Decided { response, statuses: Vec::new() });
+    ) -> Result<RateLimitResponse, UnreadBody> {
+        if body.size_hint().exact().is_some_and(|bytes| bytes > self.most_bytes as u64) {
+            return Err(UnreadBody::TooLarge(body.into_data_stream()));
         }
-        // Boxed, so that ordinary requests do not carry it.
-        let parts = Box::pin(self.edge.decide_large(message, time, caller(head).cloned(), span)).await;
-        let mut parts = parts.map_err(|undecided| failed(&undecided))?.into_iter();
-        let response = parts.next().and_then(|first| RateLimitResponse::decode(first).ok());
-        Ok(Decided { response: response.ok_or_else(broken)?, statuses: parts.collect() })
-    }
-
-    fn span(&self, head: &Parts) -> Option<Span> {
-        self.edge.telemetry().request(Way::Http { door: HttpDoor::Json, method: &head.method }, &head.headers)
-    }
-
-    /// Reads a large body whole, unless others need its memory before it has arrived. Waits at most `longest` for memory.
-    async fn whole_large(&self, body: Body, longest: Duration) -> Result<(Bytes, BodyPermits), UnreadBody> {
+        let caller = caller(head).map(|caller| &**caller);
         let mut permits = self.bodies.permits();
         let end = permits.end();
-        let whole = tokio::select! {
-            whole = self.whole(body, &mut permits, longest) => whole?,
+        let body = tokio::select! {
+            body = self.whole(body, &mut permits, longest) => body?,
             () = end.notified() => {
                 self.edge.telemetry().call_limited(Cause::LateBody);
                 return Err(UnreadBody::Broken);
             }
         };
-        Ok((whole, permits))
+        let held = {
+            let _turn = message::turn(body.len() > FEW_BYTES).await;
+            let mut request = read::read(&body).map_err(|error| UnreadBody::Undecided(not_json(&error)))?;
+            drop((body, permits));
+            if let Some(domain) = domain {
+                domain.clone_into(request.domain_mut());
+            }
+            self.edge.decide_wire(request, caller, time, span.as_mut()).await
+        };
+        Ok(held.map_err(|undecided| UnreadBody::Undecided(failed(&undecided)))?.over().await)
+    }
+
+    fn span(&self, head: &Parts) -> Option<Span> {
+        self.edge.telemetry().request(Way::Http { door: HttpDoor::Json, method: &head.method }, &head.headers)
     }
 
     /// Reads a body whole, with `permits` for its bytes, for which it waits at most `longest`.
@@ -360,14 +258,6 @@ impl Door {
         UnreadBody::Broken
     }
 
-    async fn unread(&self, head: &Parts, unread: UnreadBody) -> Response {
-        match unread {
-            UnreadBody::TooLarge(rest) => self.too_large(head, rest).await,
-            UnreadBody::NoMemory => self.crowded(StatusCode::TOO_MANY_REQUESTS),
-            UnreadBody::Broken => bad_request(&"the body did not arrive whole"),
-        }
-    }
-
     /// Answers a request whose body is above the bound. The rest of the body is read and thrown away, up to a bound: a
     /// client that is still sending when its connection is closed may not see the answer.
     async fn too_large(&self, head: &Parts, mut rest: BodyDataStream) -> Response {
@@ -389,17 +279,17 @@ impl Door {
 
 impl JsonAnswer {
     /// Creates the answer. Returns `None` if it has no form as JSON, which is a bug.
-    fn of(Decided { response, statuses }: &Decided) -> Option<Self> {
+    fn of(response: &RateLimitResponse) -> Option<Self> {
         let status = match response.overall_code() {
             Code::Ok => StatusCode::OK,
             Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
             Code::Unknown => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        Some(Self { status, text: write::write(response, statuses)? })
+        Some(Self { status, text: write::write(response)? })
     }
 
-    fn with(self, body: impl FnOnce(Vec<u8>) -> Body) -> Response {
-        (self.status, [(header::CONTENT_TYPE, "application/json")], body(self.text)).into_response()
+    fn into_response(self) -> Response {
+        (self.status, [(header::CONTENT_TYPE, "application/json")], self.text).into_response()
     }
 }
 
@@ -433,8 +323,7 @@ fn refused(sign: PageSign) -> Response {
         dynamic_metadata: Some(Struct { fields: [("reason".to_owned(), reason)].into() }),
         ..RateLimitResponse::default()
     };
-    let decided = Decided { response, statuses: Vec::new() };
-    JsonAnswer::of(&decided).map_or_else(broken, |answer| answer.with(Body::from))
+    JsonAnswer::of(&response).map_or_else(broken, JsonAnswer::into_response)
 }
 
 /// Ends the span of a request with the status of its answer, and returns the answer.

@@ -1,29 +1,27 @@
-//! Message of a call before tonic reads it. A message above the bound is read without being kept, and still gets a
-//! decision.
+//! Message of a call, read from its body within the bound on a request: 1 MiB and 10,000 entries.
 //!
-//! tonic answers a message above its bound with an error, and an error is an admission to Envoy. So the prefix of the
-//! message is read here first. Of a message above the bound only the domain is kept. tonic gets a substitute that
-//! contains only this domain, and the extensions of the call get the mark [`UnreadMessage`].
-//!
-//! A message that is compressed by gzip is inflated here, up to the bound, and tonic gets it inflated.
+//! An error is an admission to Envoy, so a message beyond the bound is read to its end without being kept, and its domain decides.
+//! A message that is compressed by gzip is inflated up to the bound.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::request::Parts;
-use http::{Extensions, HeaderValue};
-use http_body::{Body, Frame, SizeHint};
-use prost::Message;
+use bytes::{Bytes, BytesMut};
+use http::HeaderValue;
+use http_body::Body;
+use prost::{DecodeError, Message as _};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tonic::Status;
 use tonic::metadata::MetadataValue;
 
 use self::gzip::{BLOCK_BYTES, Inflation, Step};
-use self::skim::{Skimmed, Skimmer};
+pub use self::skim::Skimmed;
+use self::skim::Skimmer;
 use super::budget::inflation::InflationTurn;
 use super::budget::{self, UNCOUNTED_REQUEST_BYTES};
 use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -32,54 +30,46 @@ use crate::telemetry::undecided::Reason;
 mod gzip;
 mod skim;
 
-/// Largest message that is read whole: 4 MiB, the default of gRPC and of the reference.
-pub const LARGEST_MESSAGE: usize = 4 << 20;
+/// Largest message that is decided by its descriptors: 1 MiB. Envoy sends one header of a client in a descriptor, at most 60 KB by default.
+pub const LARGEST_MESSAGE: usize = 1 << 20;
+/// Maximum number of entries, and of descriptors, of such a message: 10,000. Matching them takes a worker about 10 ms.
+pub const MOST_ENTRIES: usize = 10_000;
+/// Number of entries, or of descriptors, above which each worker decides one message at a time: 1,000, which take about 1 ms.
+const MANY_ENTRIES: usize = 1_000;
+/// Bytes that hold no more than [`MANY_ENTRIES`]: an empty one takes 2. They are not counted in a message of this size.
+const FEW_BYTES: usize = 2 * MANY_ENTRIES;
 /// Bytes in front of a message: a flag and the length (gRPC over HTTP/2, Length-Prefixed-Message).
 const PREFIX_BYTES: usize = 5;
-/// Largest compressed message that is inflated at once: 16 KiB, and the bytes up to which that is done: 64 KiB, above
-/// which a request is large. Both take less than a millisecond.
+/// Largest compressed message that is inflated at once: 16 KiB, and the bytes up to which that is done: 64 KiB. Both take less than a
+/// millisecond.
 const COMPRESSED_AT_ONCE: usize = 16 << 10;
 const INFLATED_AT_ONCE: usize = 64 << 10;
 
-/// Mark of a call whose message was above the bound. The message that comes with it has only the domain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct UnreadMessage {
-    /// True if the request may have brought its own limits.
-    pub(super) may_bring_limit: bool,
+thread_local! {
+    /// Turn of the messages with more than [`MANY_ENTRIES`] of a worker, which is a thread: first come, first served.
+    static TURN: Arc<Semaphore> = Arc::new(Semaphore::new(1));
 }
 
-/// Time at which the caller of a compressed message began to wait, at the earliest. Marks the call, because it may then
-/// wait for its turn to be inflated.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Began(Instant);
+/// Message of a request.
+#[derive(Clone, Debug)]
+pub enum Message {
+    /// An encoded `RateLimitRequest` within the bound.
+    Whole {
+        /// The message.
+        bytes: Bytes,
+        /// True if it has more than 1,000 entries or descriptors.
+        is_many: bool,
+    },
+    /// A message beyond the bound.
+    TooLarge(Skimmed),
+}
 
-/// Body whose beginning was already read.
+/// Message that was read, and the time at which its caller began to wait, at the earliest, if it was compressed: such a message waits for
+/// its turn to be inflated.
 #[derive(Debug)]
-pub(super) struct BegunMessage<B> {
-    first: Option<Bytes>,
-    rest: B,
-}
-
-/// Beginning of a body.
-pub(super) enum Beginning<B> {
-    /// The message is within the bound, and the body is unchanged.
-    Ordinary(BegunMessage<B>),
-    /// The message is above the bound, or its length is not known yet.
-    Other(Unopened<B>),
-}
-
-/// Body whose message is not known to be within the bound.
-#[derive(Debug)]
-pub(super) struct Unopened<B> {
-    read: Bytes,
-    rest: B,
-}
-
-/// Prefix of a message.
-#[derive(Clone, Copy, Debug)]
-struct Prefix {
-    flag: u8,
-    length: u32,
+pub(super) struct Read {
+    pub(super) message: Message,
+    pub(super) began: Option<Instant>,
 }
 
 /// Compression of the messages of a call (header `grpc-encoding`).
@@ -98,11 +88,82 @@ pub(super) struct Unreadable {
     pub(super) status: Status,
 }
 
-/// Result of reading a message that tonic cannot read.
-enum Read {
-    /// Bytes of the message.
-    Whole(Vec<u8>),
-    Skimmed(Skimmed),
+/// Body that is being read.
+#[derive(Debug)]
+struct Reader<B> {
+    /// Bytes that were received and not read yet.
+    read: Bytes,
+    rest: B,
+}
+
+impl Message {
+    /// Returns the message of these bytes. `longest_domain` returns the bytes of the longest domain of the rules.
+    pub fn of(bytes: Bytes, longest_domain: impl FnOnce() -> usize) -> Self {
+        if bytes.len() <= FEW_BYTES {
+            return Self::Whole { bytes, is_many: false };
+        }
+        let mut skimmer = Skimmer::new(longest_domain());
+        skimmer.read(&bytes);
+        let skimmed = skimmer.finish();
+        if bytes.len() > LARGEST_MESSAGE || skimmed.entries > MOST_ENTRIES {
+            return Self::TooLarge(skimmed);
+        }
+        Self::Whole { bytes, is_many: skimmed.entries > MANY_ENTRIES }
+    }
+
+    /// Decodes the message. One with many entries waits for the turn of this worker; keep it until the decision.
+    ///
+    /// # Errors
+    /// If the message is no request.
+    pub(super) async fn decoded(self) -> Result<(WireRequest, Turn), DecodeError> {
+        match self {
+            Self::TooLarge(skimmed) => Ok((WireRequest::TooLarge(skimmed), None)),
+            Self::Whole { bytes, is_many } => {
+                let turn = turn(is_many).await;
+                Ok((WireRequest::Whole(RateLimitRequest::decode(bytes)?), turn))
+            }
+        }
+    }
+}
+
+/// Turn of a worker to decode and decide a request with many entries.
+pub(super) type Turn = Option<OwnedSemaphorePermit>;
+
+/// Waits for the turn of this worker, if a request has many entries. Keep the result until the decision.
+pub(super) async fn turn(is_many: bool) -> Turn {
+    if !is_many {
+        return None;
+    }
+    let turn = TURN.with(Arc::clone).acquire_owned().await.ok();
+    // The worker serves its other calls first.
+    tokio::task::yield_now().await;
+    turn
+}
+
+/// Request of the wire.
+#[derive(Clone, Debug)]
+pub enum WireRequest {
+    /// A request within the bound on bytes and entries.
+    Whole(RateLimitRequest),
+    /// A request beyond it.
+    TooLarge(Skimmed),
+}
+
+impl WireRequest {
+    /// Returns its domain.
+    pub(super) fn domain_mut(&mut self) -> &mut String {
+        match self {
+            Self::Whole(request) => &mut request.domain,
+            Self::TooLarge(skimmed) => &mut skimmed.domain,
+        }
+    }
+}
+
+impl Read {
+    /// Returns the longest time for which the call can have waited.
+    pub(super) fn waited(&self) -> Duration {
+        self.began.map_or_else(budget::waited, |began| began.elapsed())
+    }
 }
 
 impl Compression {
@@ -112,20 +173,11 @@ impl Compression {
     }
 }
 
-impl Began {
-    /// Returns the time for a call whose message has just been read.
-    fn before_now() -> Self {
-        let now = Instant::now();
-        Self(now.checked_sub(budget::waited()).unwrap_or(now))
-    }
-
-    /// Returns the longest time for which the call can have waited.
-    pub(super) fn waited(&self) -> Duration {
-        self.0.elapsed()
-    }
-}
-
 impl Unreadable {
+    fn malformed(why: String) -> Self {
+        Self { reason: Some(Reason::Malformed), status: Status::internal(why) }
+    }
+
     fn broken_gzip(error: &std::io::Error) -> Self {
         let status = Status::internal(format!("the message is no valid gzip stream: {error}"));
         Self { reason: Some(Reason::BrokenGzip), status }
@@ -146,125 +198,101 @@ impl From<Status> for Unreadable {
     }
 }
 
-impl Prefix {
-    fn of(bytes: &[u8]) -> Option<Self> {
-        let [flag, a, b, c, d] = *bytes.first_chunk::<PREFIX_BYTES>()?;
-        Some(Self { flag, length: u32::from_be_bytes([a, b, c, d]) })
-    }
-
-    /// Returns true if tonic can handle the message. It refuses flags that are not known.
-    fn is_ordinary(self) -> bool {
-        match self.flag {
-            0 => self.length as usize <= LARGEST_MESSAGE,
-            1 => false,
-            _ => true,
-        }
-    }
-}
-
-impl<B> Beginning<B>
-where
-    B: Body<Data = Bytes> + Unpin,
-{
-    /// Reads the part of `body` that has arrived, without waiting.
-    pub(super) fn of(mut body: B) -> Result<Self, B::Error> {
-        // The next poll of the body registers a waker for the rest.
-        let mut nobody = Context::from_waker(std::task::Waker::noop());
-        let read = match Pin::new(&mut body).poll_frame(&mut nobody) {
-            Poll::Ready(Some(frame)) => frame?.into_data().unwrap_or_default(),
-            Poll::Ready(None) | Poll::Pending => Bytes::new(),
-        };
-        if Prefix::of(&read).is_some_and(Prefix::is_ordinary) {
-            return Ok(Self::Ordinary(BegunMessage { first: Some(read), rest: body }));
-        }
-        Ok(Self::Other(Unopened { read, rest: body }))
-    }
-}
-
-impl<B: Body> BegunMessage<B> {
-    /// Returns true if the whole body has arrived.
-    pub(super) fn has_arrived(&self) -> bool {
-        self.rest.is_end_stream()
-    }
-}
-
-impl<B> Unopened<B>
+/// Reads the only message of `body`, and the body to its end. `longest_domain` returns the bytes of the longest domain of the rules.
+///
+/// # Errors
+/// Returns the error with which the body ended, or an error if the message ended early or cannot be inflated.
+pub(super) async fn read<B>(
+    body: B,
+    compression: Compression,
+    longest_domain: impl FnOnce() -> usize,
+) -> Result<Read, Unreadable>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    /// Reads on until there is a message for tonic: this one, inflated if it is compressed, or the substitute for one above
-    /// the bound. With a substitute, marks the call in `head`. `longest_domain` returns the bytes of the longest domain of
-    /// the rules.
-    ///
-    /// # Errors
-    /// Returns the error with which the body ended, or an error if the message ended early or cannot be inflated.
-    pub(super) async fn open(
-        mut self,
-        head: &mut Parts,
-        compression: Compression,
-        longest_domain: impl FnOnce() -> usize,
-    ) -> Result<BegunMessage<B>, Unreadable> {
-        let prefix = loop {
-            if let Some(prefix) = Prefix::of(&self.read) {
-                break prefix;
+    let mut reader = Reader { read: Bytes::new(), rest: body };
+    let (flag, length) = reader.prefix().await?;
+    let read = match flag {
+        0 if length <= LARGEST_MESSAGE => {
+            Read { message: Message::of(reader.whole(length).await?, longest_domain), began: None }
+        }
+        0 => {
+            let (mut skimmer, mut left) = (Skimmer::new(longest_domain()), length);
+            while left > 0 {
+                skimmer.read(&reader.part(&mut left).await?);
             }
-            let Some(more) = self.next().await? else { return Ok(self.begun()) };
+            Read { message: Message::TooLarge(skimmer.finish()), began: None }
+        }
+        // Boxed, so that calls without compression do not carry it.
+        1 if compression == Compression::Gzip => Box::pin(reader.inflate(length, longest_domain())).await?,
+        1 => return Err(Unreadable::compression()),
+        flag => return Err(Unreadable::malformed(format!("a message has flag {flag}; 0 and 1 are known"))),
+    };
+    reader.end().await?;
+    Ok(read)
+}
+
+impl<B> Reader<B>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    /// Reads the prefix of the message: its flag and its length.
+    async fn prefix(&mut self) -> Result<(u8, usize), Unreadable> {
+        loop {
+            if let Some(&[flag, a, b, c, d]) = self.read.first_chunk::<PREFIX_BYTES>() {
+                self.read = self.read.split_off(PREFIX_BYTES);
+                return Ok((flag, usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX)));
+            }
+            let Some(more) = self.next().await? else {
+                return Err(Unreadable::malformed("the call has no message".to_owned()));
+            };
             self.read = if self.read.is_empty() { more } else { [&self.read[..], &more].concat().into() };
-        };
-        if prefix.is_ordinary() {
-            return Ok(self.begun());
         }
-        self.read = self.read.split_off(PREFIX_BYTES);
-        let (length, skimmer) = (prefix.length as usize, Skimmer::new(longest_domain()));
-        let read = match (prefix.flag, compression) {
-            (0, _) => Read::Skimmed(self.skim(length, skimmer).await?),
-            (_, Compression::Gzip) => self.inflate(length, skimmer, &mut head.extensions).await?,
-            (_, Compression::Other) => return Err(Unreadable::compression()),
-        };
-        let message = match read {
-            Read::Whole(message) => message,
-            Read::Skimmed(Skimmed { domain, may_bring_limit }) => {
-                head.extensions.insert(UnreadMessage { may_bring_limit });
-                RateLimitRequest { domain, ..RateLimitRequest::default() }.encode_to_vec()
-            }
-        };
-        let length = u32::try_from(message.len()).unwrap_or(u32::MAX).to_be_bytes();
-        self.read = [&[0][..], &length, &message, &self.read].concat().into();
-        Ok(self.begun())
     }
 
-    /// Reads a message of `left` bytes with `skimmer`. Keeps the bytes that follow the message.
-    async fn skim(&mut self, mut left: usize, mut skimmer: Skimmer) -> Result<Skimmed, Unreadable> {
+    /// Reads a message of `length` bytes. One that arrived in one piece is not copied.
+    async fn whole(&mut self, length: usize) -> Result<Bytes, Unreadable> {
+        if self.read.len() >= length {
+            return Ok(self.read.split_to(length));
+        }
+        let mut left = length;
+        let first = self.part(&mut left).await?;
+        let mut whole = BytesMut::with_capacity(length);
+        whole.extend_from_slice(&first);
         while left > 0 {
-            skimmer.read(&self.part(&mut left).await?);
+            whole.extend_from_slice(&self.part(&mut left).await?);
         }
-        Ok(skimmer.finish())
+        Ok(whole.freeze())
     }
 
-    /// Inflates a compressed message of `length` bytes. One that is large, or becomes large, waits for its turn. Marks the
-    /// call, whose extensions are `of_call`, with the time at which its message had been read.
-    async fn inflate(&mut self, length: usize, skimmer: Skimmer, of_call: &mut Extensions) -> Result<Read, Unreadable> {
+    /// Inflates a compressed message of `length` bytes. One that is large, or becomes large, waits for its turn.
+    async fn inflate(&mut self, length: usize, longest_domain: usize) -> Result<Read, Unreadable> {
         if length > LARGEST_MESSAGE {
             let _turn = InflationTurn::on_connection().await;
             let inflation = Inflation::new(VecDeque::new(), false);
-            return self.inflate_in_steps(inflation, length, None, skimmer).await;
+            let message = self.inflate_in_steps(inflation, length, None, longest_domain).await?;
+            return Ok(Read { message, began: None });
         }
         let (mut parts, mut left) = (VecDeque::new(), length);
         while left > 0 {
             parts.push_back(self.part(&mut left).await?);
         }
-        of_call.insert(Began::before_now());
+        let now = Instant::now();
+        let began = Some(now.checked_sub(budget::waited()).unwrap_or(now));
         if length <= COMPRESSED_AT_ONCE {
             let inflated =
                 || gzip::inflate(parts.clone(), INFLATED_AT_ONCE).map_err(|error| Unreadable::broken_gzip(&error));
             if let Some(message) = inflated()? {
-                return Ok(Read::Whole(with_room(message, length, inflated).await?));
+                let message = with_room(message, length, inflated).await?;
+                return Ok(Read { message: Message::of(message.into(), || longest_domain), began });
             }
         }
         InflationTurn::on_connection().await.and_in_process().await.keep();
         let inflation = Inflation::new(parts, true);
-        self.inflate_in_steps(inflation, 0, Some(Vec::new()), skimmer).await
+        let message = self.inflate_in_steps(inflation, 0, Some(Vec::new()), longest_domain).await?;
+        Ok(Read { message, began })
     }
 
     /// Inflates a message of which `left` bytes have not been read, and lets other calls run after each step. Keeps it in
@@ -274,8 +302,9 @@ where
         mut inflation: Inflation,
         mut left: usize,
         mut message: Option<Vec<u8>>,
-        mut skimmer: Skimmer,
-    ) -> Result<Read, Unreadable> {
+        longest_domain: usize,
+    ) -> Result<Message, Unreadable> {
+        let mut skimmer = Skimmer::new(longest_domain);
         let (mut bytes, mut block) = (0, vec![0; BLOCK_BYTES]);
         loop {
             match inflation.step(&mut block).map_err(|error| Unreadable::broken_gzip(&error))? {
@@ -288,13 +317,18 @@ where
                         while left > 0 {
                             self.part(&mut left).await?;
                         }
-                        return Ok(Read::Skimmed(skimmer.finish()));
+                        return Ok(Message::TooLarge(skimmer.finish()));
                     }
                     message.iter_mut().for_each(|message| message.extend_from_slice(made));
                 }
                 Step::Starved => inflation.add(self.part(&mut left).await?, left == 0),
                 Step::More => {}
-                Step::End => return Ok(message.map_or_else(|| Read::Skimmed(skimmer.finish()), Read::Whole)),
+                Step::End => {
+                    return Ok(message.map_or_else(
+                        || Message::TooLarge(skimmer.finish()),
+                        |message| Message::of(message.into(), || longest_domain),
+                    ));
+                }
             }
             tokio::task::yield_now().await;
         }
@@ -303,10 +337,8 @@ where
     /// Returns the next part of a message of which `left` bytes are missing.
     async fn part(&mut self, left: &mut usize) -> Result<Bytes, Unreadable> {
         if self.read.is_empty() {
-            self.read = self.next().await?.ok_or_else(|| Unreadable {
-                reason: Some(Reason::Malformed),
-                status: Status::internal(format!("the message ended {left} bytes early")),
-            })?;
+            let more = self.next().await?;
+            self.read = more.ok_or_else(|| Unreadable::malformed(format!("the message ended {left} bytes early")))?;
         }
         let part = self.read.split_to((*left).min(self.read.len()));
         *left -= part.len();
@@ -322,8 +354,10 @@ where
         }
     }
 
-    fn begun(self) -> BegunMessage<B> {
-        BegunMessage { first: Some(self.read), rest: self.rest }
+    /// Reads the body to its end.
+    async fn end(&mut self) -> Result<(), Status> {
+        while !self.rest.is_end_stream() && self.next().await?.is_some() {}
+        Ok(())
     }
 }
 
@@ -347,33 +381,8 @@ async fn with_room(
     message.map_or_else(|| Ok(again()?.unwrap_or_default()), Ok)
 }
 
-impl<B> Body for BegunMessage<B>
-where
-    B: Body<Data = Bytes> + Unpin,
-{
-    type Data = Bytes;
-    type Error = B::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        match self.first.take() {
-            Some(first) => Poll::Ready(Some(Ok(Frame::data(first)))),
-            None => Pin::new(&mut self.rest).poll_frame(cx),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.first.is_none() && self.rest.is_end_stream()
-    }
-
-    /// Returns an unknown size, because no caller needs it.
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::default()
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::task::Waker;
 
     use hyper::rt::Executor;
@@ -394,15 +403,13 @@ mod tests {
         }));
         let (done, opened) = oneshot::channel();
         runner.execute(Box::pin(async move {
-            let (mut head, ()) = http::Request::new(()).into_parts();
             let message = gzip::tests::gzip(&vec![0; INFLATED_AT_ONCE + 1]);
             let prefix = [&[1][..], &u32::try_from(message.len()).unwrap().to_be_bytes()].concat();
             let body = axum::body::Body::from([prefix, message].concat());
-            let Ok(Beginning::Other(body)) = Beginning::of(body) else { panic!("it is compressed") };
-            body.open(&mut head, Compression::Gzip, || 0).await.unwrap();
-            let _ = done.send(head.extensions.get::<Began>().map(Began::waited));
+            let read = read(body, Compression::Gzip, || 0).await.unwrap();
+            let _ = done.send(read.waited());
         }));
-        assert_eq!(opened.await.unwrap(), Some(WAIT));
+        assert_eq!(opened.await.unwrap(), WAIT);
     }
 
     #[tokio::test]

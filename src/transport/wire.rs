@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use bytes::BytesMut;
-use prost::encoding::message;
 use prost_types::Duration;
 use thiserror::Error;
 
@@ -16,7 +14,6 @@ use crate::model::{
 use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit};
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use crate::proto::large::MOST_ENTRIES;
 use crate::telemetry::records::Records;
 
 mod body;
@@ -36,8 +33,9 @@ const UNAVAILABLE: &str = "rate_limiter_unavailable";
 const TOO_LARGE: &str = "too_large";
 /// Header with the id of a decision, on refusals only.
 const DECISION_ID_HEADER: &str = "x-tidegate-decision-id";
-/// Number of the field `statuses` in `RateLimitResponse`.
-const STATUSES: u32 = 2;
+/// Maximum number of entries of a descriptor that are read: 256. Rule files nest at most 50 rules, so the later entries of a longer descriptor
+/// match no rule. If such a descriptor brings its own limit, all descriptors that begin with the same 256 entries share its counter.
+const MOST_ENTRIES: usize = 256;
 
 /// Remaining hits of an unlimited descriptor, as the reference sends them.
 const UNLIMITED: u32 = u32::MAX;
@@ -134,11 +132,6 @@ impl Answers {
     fn is_id_for_client(&self, decision: &Decision<'_>) -> bool {
         self.decision_id_header && decision.outcome.is_refused()
     }
-}
-
-/// Appends the statuses of a slice to the encoded `RateLimitResponse` in `into`.
-pub(super) fn encode_statuses(decision: &Decision<'_>, into: &mut BytesMut) {
-    decision.parts.iter().for_each(|part| message::encode(STATUSES, &status(part), into));
 }
 
 /// Error if the store is unavailable and the operator leaves the decision to the caller.

@@ -6,12 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
 use axum::http::Request;
-use bytes::Bytes;
-use prost::Message;
 use serde_json::{Value, json};
 use tidegate::limiter::CallerTime;
 use tidegate::model::Micros;
-use tidegate::proto::codec::{Incoming, Outgoing};
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tidegate::rulefile::{Options, load};
@@ -285,8 +282,7 @@ async fn held(edge: &Edge, user: &str, patience: Option<&str>) -> (i32, Duration
         call.metadata_mut().insert("grpc-timeout", patience.parse().expect("a value"));
     }
     let began = Instant::now();
-    let answer = edge.should_rate_limit(call.map(Incoming::Small)).await.expect("no error").into_inner();
-    let Outgoing::Small(answer) = answer else { panic!("it is not large") };
+    let answer = edge.should_rate_limit(call.map(grpc::message)).await.expect("no error").into_inner();
     (answer.overall_code, began.elapsed())
 }
 
@@ -316,8 +312,7 @@ async fn a_call_that_has_waited_is_held_for_the_rest_of_its_callers_time() {
     let began = Instant::now();
     let answer = edge.decide(request("alice"), time, None).await.expect("it is valid");
     assert_eq!((answer.overall_code, began.elapsed()), (i32::from(Code::Ok), Duration::from_millis(397)));
-    let message = Bytes::from(request("alice").encode_to_vec());
-    edge.decide_large(message, time, None, &mut None).await.expect("it is valid");
+    edge.decide_message(grpc::message(request("alice")), None, time, None).await.expect("it is valid");
     assert_eq!(began.elapsed(), Duration::from_millis(2 * 397));
 }
 

@@ -3,10 +3,12 @@
 use std::net::SocketAddr;
 
 use bytes::Bytes;
+use prost::Message as _;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tidegate::transport::message::Message;
 use tonic::transport::Channel;
 
 use crate::support::in_time;
@@ -30,6 +32,11 @@ pub fn descriptor<K: AsRef<[u8]>, V: AsRef<[u8]>>(entries: &[(K, V)]) -> RateLim
 /// A request for these descriptors.
 pub fn request(domain: &str, descriptors: impl IntoIterator<Item = RateLimitDescriptor>) -> RateLimitRequest {
     RateLimitRequest { domain: domain.to_owned(), descriptors: descriptors.into_iter().collect(), hits_addend: 0 }
+}
+
+/// The message of a request.
+pub fn message(request: RateLimitRequest) -> Message {
+    Message::of(request.encode_to_vec().into(), || 100)
 }
 
 /// A request for one descriptor with one entry.

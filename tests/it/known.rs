@@ -13,7 +13,7 @@ use tidegate::algorithm::{Algorithm, Charge, Limit, State};
 use tidegate::model::{
     Charging, Clock, Delay, FailurePolicy, Hits, Micros, Outcome, Provenance, Role, StorePolicies, Verdict,
 };
-use tidegate::store::deadline::{CallerTime, Deadline};
+use tidegate::store::deadline::Deadline;
 use tidegate::store::guard::Guard;
 use tidegate::store::known::Known;
 use tidegate::store::memory::Memory;
@@ -389,12 +389,6 @@ fn admitted_alone(store: &Counting, guard: &Guard, charge: &Charge) -> usize {
 #[test]
 fn an_instance_admits_its_share_of_what_was_left_whatever_request_was_told_of_it() {
     let most = |charging| charge("most", per_minute(Algorithm::Gcra, 30), charging, Hits::take(25));
-    // A part of a large request.
-    let store = Counting::new(&HandClock::at(NOON));
-    let guard = instance(&store, 3);
-    let large = most(Charging::AllOrNothing);
-    futures(guard.take(std::slice::from_ref(&large), CallerTime::from(None)));
-    assert_eq!(admitted_alone(&store, &guard, &large), 2, "a third of five, rounded up");
     // A request beside a refusal that is known and does not decide it.
     for (charging, role) in [(Charging::Each, Role::Enforce), (Charging::AllOrNothing, Role::Quota)] {
         let store = Counting::new(&HandClock::at(NOON));
@@ -410,19 +404,17 @@ fn an_instance_admits_its_share_of_what_was_left_whatever_request_was_told_of_it
 }
 
 #[test]
-fn what_a_large_request_took_here_under_overload_is_given_back_when_it_is_refused() {
-    for (name, algorithm) in Algorithm::ALL {
-        let store = Counting::new(&HandClock::at(NOON));
-        let guard = instance(&store, 1);
-        *store.error.lock() = Some(StoreError::Overloaded);
-        let one = [charge("one", per_minute(algorithm, 5), Charging::AllOrNothing, Hits::take(3))];
-        let (verdicts, taken) = futures(guard.take(&one, CallerTime::from(None)));
-        assert_eq!((verdicts[0].provenance, verdicts[0].outcome), (Provenance::Local, Outcome::Admitted), "{name}");
-        futures(guard.give_back(&one, &taken));
-        let all = Charge { hits: Hits::take(5), ..one[0].clone() };
-        assert_eq!(ask(&guard, &all).outcome, Outcome::Admitted, "{name}: all hits are there again");
-        assert!(ask(&guard, &one[0]).outcome.is_refused(), "{name}: and no more than those");
-    }
+fn a_refusal_for_other_hits_of_the_same_request_is_not_remembered() {
+    let store = Counting::new(&HandClock::at(NOON));
+    let guard = instance(&store, 1);
+    let part = charge("one", per_minute(Algorithm::Gcra, 100), Charging::AllOrNothing, Hits::take(60));
+    let verdicts = futures(guard.charge(&[part.clone(), Charge { descriptor: 1, ..part.clone() }], None));
+    assert!(verdicts.iter().any(|verdict| verdict.outcome.is_refused()), "twice is too much");
+    assert_eq!(ask(&guard, &part).outcome, Outcome::Admitted, "nothing of the refused request was charged");
+    assert!(ask(&guard, &part).outcome.is_refused());
+    let calls = *store.calls.lock();
+    assert!(ask(&guard, &part).outcome.is_refused());
+    assert_eq!(*store.calls.lock(), calls, "a refusal for itself is remembered");
 }
 
 #[tokio::test(start_paused = true)]

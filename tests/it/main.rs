@@ -63,7 +63,7 @@ mod library;
 mod literature;
 /// What is logged, for people and for programs, and what becomes of it where nobody reads.
 mod logs;
-/// Messages above 4 MiB: decided by their domain, in bounded memory.
+/// Requests beyond the bound on bytes, entries and charges: decided by their domain, in bounded memory.
 mod messages;
 /// Two services behind one Envoy, of which one decides and the other is compared.
 mod migrate;

@@ -1,4 +1,4 @@
-//! Messages above 4 MiB: decided by their domain, in bounded memory, and never answered with an error.
+//! Requests beyond the bound: decided by their domain, in bounded memory, and never answered with an error.
 
 use std::path::Path;
 use std::time::Instant;
@@ -79,14 +79,14 @@ fn refused() -> (Code, Option<String>) {
 async fn a_message_above_the_bound_is_refused_where_its_domain_can_refuse_anything() {
     let mut served = Served::start(&[]).await;
     for domain in ["limits", "denies", "quota", "below"] {
-        assert_eq!(served.ask_large(domain, 5 * MIB).await, refused(), "{domain}");
+        assert_eq!(served.ask_large(domain, 2 * MIB).await, refused(), "{domain}");
     }
-    let longest = "x".repeat(2 * MIB);
+    let longest = "x".repeat(MIB + MIB / 2);
     for domain in ["watches", "unlimited", "exempts", "unknown", "lim", "limits2", "\u{e9}", &longest] {
         let name = &domain[..domain.len().min(20)];
-        assert_eq!(served.ask_large(domain, 5 * MIB).await, (Code::Ok, None), "{name}");
+        assert_eq!(served.ask_large(domain, 2 * MIB).await, (Code::Ok, None), "{name}");
     }
-    let invalid = served.ask(large("", 5 * MIB)).await.expect_err("the domain is empty");
+    let invalid = served.ask(large("", 2 * MIB)).await.expect_err("the domain is empty");
     assert_eq!(invalid.code(), tonic::Code::InvalidArgument);
     assert!(invalid.message().contains("domain must not be empty"), "{invalid}");
     // No counter moved: a message within the bound has the whole limit.
@@ -104,20 +104,20 @@ async fn a_message_above_the_bound_is_refused_where_its_domain_can_refuse_anythi
 }
 
 #[tokio::test]
-async fn the_bound_is_four_mebibytes_exactly() {
+async fn the_bound_is_a_mebibyte_exactly() {
     let mut served = Served::start(&[]).await;
     // What stands around the value: the domain, and the keys and lengths of descriptor, entry, key and value.
-    let around = prost::Message::encoded_len(&large("limits", 3 * MIB)) - 3 * MIB;
-    let answer = served.ask(large("limits", 4 * MIB - around)).await.expect("an answer");
-    assert_eq!((answer.overall_code(), answer.statuses.len()), (Code::Ok, 1), "4 MiB are read");
-    assert_eq!(served.ask_large("limits", 4 * MIB - around + 1).await, refused(), "one byte more is not");
+    let around = prost::Message::encoded_len(&large("limits", MIB / 2)) - MIB / 2;
+    let answer = served.ask(large("limits", MIB - around)).await.expect("an answer");
+    assert_eq!((answer.overall_code(), answer.statuses.len()), (Code::Ok, 1), "1 MiB is read");
+    assert_eq!(served.ask_large("limits", MIB - around + 1).await, refused(), "one byte more is not");
 }
 
 #[tokio::test]
 async fn a_limit_that_a_message_above_the_bound_brings_refuses_where_no_rule_does() {
     let mut served = Served::start(&[]).await;
     let with_limit = |domain| {
-        let mut request = large(domain, 5 * MIB);
+        let mut request = large(domain, 2 * MIB);
         let limit = RateLimitOverride { requests_per_unit: 1_000, unit: 1, unit_multiplier: None };
         request.descriptors[0].limit = Some(limit);
         request
@@ -131,7 +131,7 @@ async fn a_limit_that_a_message_above_the_bound_brings_refuses_where_no_rule_doe
 #[tokio::test]
 async fn under_global_shadow_mode_a_message_above_the_bound_passes() {
     let mut served = Served::start(&[("SHADOW_MODE", "true")]).await;
-    assert_eq!(served.ask_large("limits", 5 * MIB).await, (Code::Ok, None));
+    assert_eq!(served.ask_large("limits", 2 * MIB).await, (Code::Ok, None));
     let page = served.server.metrics().await;
     assert!(page.contains("\nratelimit_service_global_shadow_mode 1\n"), "{page}");
 }
@@ -140,7 +140,7 @@ async fn under_global_shadow_mode_a_message_above_the_bound_passes() {
 async fn a_refusal_for_size_says_so_to_the_client() {
     let variables = [("REFUSAL_BODY", "json"), ("RESPONSE_HEADERS", "ietf"), ("DECISION_METADATA", "true")];
     let mut served = Served::start(&variables).await;
-    let answer = served.ask(large("limits", 5 * MIB)).await.expect("an answer");
+    let answer = served.ask(large("limits", 2 * MIB)).await.expect("an answer");
     assert_eq!(answer.raw_body, br#"{"error":"too_large","message":"This request is too large."}"#);
     let headers: Vec<_> = answer.response_headers_to_add.iter().map(|header| header.key.as_str()).collect();
     assert_eq!(headers, ["content-type"], "no limit was looked at");
@@ -150,7 +150,7 @@ async fn a_refusal_for_size_says_so_to_the_client() {
 #[tokio::test]
 async fn a_message_of_64_mebibytes_takes_no_memory_of_its_size() {
     let mut served = Served::start(&[]).await;
-    let small = served.ask(large("limits", MIB)).await.expect("an answer");
+    let small = served.ask(large("limits", MIB / 2)).await.expect("an answer");
     assert_eq!(small.overall_code(), Code::Ok);
     let before = served.server.peak_memory();
     assert_eq!(served.ask_large("limits", 64 * MIB).await, refused());
@@ -179,8 +179,8 @@ async fn a_header_that_makes_a_message_too_large_lets_no_request_pass_envoy() {
     let envoy = Proxy::start("envoy.yaml", tidegate.grpc, &changes).await;
     let edge = envoy.listener("fail_open").await;
 
-    let half_a_mebibyte = get(edge, "/", vec![b'a'; MIB / 2]).await;
-    assert_eq!(half_a_mebibyte.status, 200, "2 MiB are counted: {}", half_a_mebibyte.body);
+    let half_a_mebibyte = get(edge, "/", vec![b'a'; MIB / 8]).await;
+    assert_eq!(half_a_mebibyte.status, 200, "half a MiB is counted: {}", half_a_mebibyte.body);
     for bytes in [MIB + MIB / 2, 3 * MIB, 7 * MIB] {
         for _ in 0..2 {
             let began = Instant::now();

@@ -6,6 +6,7 @@ use tonic::{Code, Status};
 
 use super::{Edge, SHOULD_RATE_LIMIT, Undecided, Unreadable};
 use crate::model::InvalidRequest;
+use crate::telemetry::limited::Cause;
 use crate::telemetry::undecided::Reason;
 
 /// Paths of the API before v3, and of quotas.
@@ -20,7 +21,8 @@ impl Undecided {
             Self::Invalid(InvalidRequest::NoDescriptors) => Some(Reason::NoDescriptors),
             Self::Invalid(_) => Some(Reason::InvalidLimit),
             Self::NoRules => Some(Reason::NoRules),
-            Self::Malformed(_) | Self::Unavailable(_) | Self::NotGranted => None,
+            Self::Malformed(_) => Some(Reason::Malformed),
+            Self::Unavailable(_) | Self::NotGranted => None,
         }
     }
 }
@@ -28,18 +30,14 @@ impl Undecided {
 impl Edge {
     /// Counts and answers a call whose message cannot be read.
     pub(super) fn unreadable(&self, Unreadable { reason, status }: Unreadable) -> Response<Body> {
+        // No other error of a body has this status: see `RequestBody`.
+        if status.code() == Code::DeadlineExceeded {
+            self.telemetry.call_limited(Cause::LateBody);
+        }
         if let Some(reason) = reason {
             self.undecided(reason, None);
         }
         status.into_http()
-    }
-
-    /// Counts the call of this answer if its message was no request. tonic decodes it, and answers by itself.
-    pub(super) fn note_malformed(&self, answer: &Response<Body>) {
-        // The head of an answer with a decision has the content type, and no status.
-        if answer.headers().len() > 1 && code(answer) == Some(Code::Internal) {
-            self.undecided(Reason::Malformed, None);
-        }
     }
 
     /// Counts the call of this answer if no service has its method, and names the method that decides.

@@ -4,20 +4,17 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::Request as HttpRequest;
 use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use http_body::Body as _;
-use prost::Message;
 
-use super::room::SMALL_BODY_BYTES;
-use super::{Decided, Door, MemoryWait, caller, caller_time, end_span, failed, peer};
+use super::{Door, UnreadBody, bad_request, caller, caller_time, end_span, failed, peer};
 use crate::limiter::CallerTime;
 use crate::model::{Descriptor, Request};
+use crate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use crate::telemetry::door::HttpDoor;
 use crate::telemetry::traces::{Span, Way};
 use crate::transport::grpc::rights;
@@ -66,7 +63,8 @@ impl Door {
         let (domain, path) = target(&head);
         let asked = self.asked(&head, domain, path).map_err(|response| *response)?;
         let Ok(_in_flight) = self.in_flight.try_acquire() else { return Err(self.crowded(asked.refusal)) };
-        let (domain, time, refusal) = (domain.to_owned(), asked.time(&head), asked.refusal);
+        let (domain, time) = (domain.to_owned(), asked.time(&head));
+        let Asked { refusal, longest_wait, .. } = asked;
         let decided = match asked.descriptors {
             Some(descriptors) if descriptors.is_empty() => return Ok(StatusCode::OK.into_response()),
             Some(descriptors) => {
@@ -80,8 +78,14 @@ impl Door {
                 self.edge.decide_read(request, time, span.as_mut()).await.map_err(|undecided| failed(&undecided))?
             }
             None => {
-                let wait = MemoryWait { longest: asked.longest_wait, refusal };
-                self.of_body(head, &domain, body, (time, wait), span).await?
+                let decided = self.decide_body(&head, body, Some(&domain), (time, longest_wait), span).await;
+                match decided {
+                    Ok(response) => response,
+                    Err(UnreadBody::TooLarge(rest)) => return Err(self.too_large(&head, rest).await),
+                    Err(UnreadBody::NoMemory) => return Err(self.crowded(refusal)),
+                    Err(UnreadBody::Broken) => return Err(bad_request(&"the body did not arrive whole")),
+                    Err(UnreadBody::Undecided(response)) => return Err(response),
+                }
             }
         };
         Ok(answer(decided, refusal))
@@ -117,36 +121,6 @@ impl Door {
         })?;
         Ok(asked(Some(descriptors)))
     }
-
-    /// Decides on the descriptors in the body.
-    async fn of_body(
-        &self,
-        head: Parts,
-        domain: &str,
-        body: Body,
-        (time, wait): (CallerTime, MemoryWait),
-        span: &mut Option<Span>,
-    ) -> Result<RateLimitResponse, Response> {
-        if body.size_hint().exact().is_some_and(|bytes| bytes <= SMALL_BODY_BYTES as u64) {
-            let request = self.small_request(&head, body).await?;
-            return self.decide(&head, RateLimitRequest { domain: domain.to_owned(), ..request }, time, span).await;
-        }
-        // Boxed, so that small requests do not carry it.
-        Box::pin(self.of_large_body(&head, domain, body, (time, wait), span)).await
-    }
-
-    async fn of_large_body(
-        &self,
-        head: &Parts,
-        domain: &str,
-        body: Body,
-        (time, wait): (CallerTime, MemoryWait),
-        span: &mut Option<Span>,
-    ) -> Result<RateLimitResponse, Response> {
-        let (message, _permit) = self.large_message(head, body, wait).await?;
-        let Decided { response, .. } = self.decide_large(head, of_domain(&message, domain), time, span).await?;
-        Ok(response)
-    }
 }
 
 /// Returns the domain, and the path and query behind it.
@@ -155,12 +129,6 @@ fn target(head: &Parts) -> (&str, &str) {
     let behind = target.strip_prefix(PREFIX).unwrap_or_default();
     let (domain, path) = behind.split_at(behind.find(['/', '?']).unwrap_or(behind.len()));
     (domain, if path.starts_with('/') { path } else { "/" })
-}
-
-/// Returns an encoded request with another domain: of a field that comes twice, the later one counts.
-fn of_domain(message: &Bytes, domain: &str) -> Bytes {
-    let domain = RateLimitRequest { domain: domain.to_owned(), ..RateLimitRequest::default() };
-    [&message[..], &domain.encode_to_vec()].concat().into()
 }
 
 /// Returns the answer to a check that was decided.

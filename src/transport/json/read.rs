@@ -1,121 +1,43 @@
-//! Reads a `RateLimitRequest` from JSON, as proto3 maps it: a small one as it is, a large one encoded.
+//! Reads a `RateLimitRequest` from JSON, as proto3 maps it. Beyond the bound on a request, descriptors and entries are read and not kept.
 //!
-//! A tree of the JSON, or a message made from descriptors, takes several hundred bytes for the three of `{},`. In a large request one
-//! entry is in memory at a time, and a descriptor becomes two bytes. A test compares the results with prost-reflect.
+//! A test compares the results with prost-reflect.
 
+use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 
 use bytes::Bytes;
-use prost::Message as _;
-use prost::encoding::{WireType, encode_key, encode_varint, message};
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
 use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use crate::proto::envoy::r#type::v3::RateLimitUnit;
+use crate::transport::message::{MOST_ENTRIES, Skimmed, WireRequest};
 
-/// Numbers of the fields `descriptors` of a request and `entries` of a descriptor.
-const DESCRIPTORS: u32 = 2;
-const ENTRIES: u32 = 1;
-
-/// Reads a small request.
+/// Reads a request.
 ///
 /// # Errors
 /// If the body is not such a request. The error has line and column.
-pub(super) fn read(body: &Bytes) -> serde_json::Result<RateLimitRequest> {
-    let RequestFields { domain, descriptors, hits_addend } = fields(body)?;
-    Ok(RateLimitRequest { domain, descriptors, hits_addend })
-}
-
-/// Reads a large request and returns it as an encoded `RateLimitRequest`.
-///
-/// # Errors
-/// As [`read`].
-pub(super) fn encode(body: &Bytes) -> serde_json::Result<Bytes> {
-    let RequestFields { domain, descriptors: Encoded(descriptors, _), hits_addend } =
-        fields::<Encoded<DescriptorFields<Encoded<Entry>>>>(body)?;
-    let mut message = RateLimitRequest { domain, descriptors: Vec::new(), hits_addend }.encode_to_vec();
-    message.extend_from_slice(&descriptors);
-    Ok(message.into())
-}
-
-fn fields<D: Items>(body: &Bytes) -> serde_json::Result<RequestFields<D>> {
+pub(super) fn read(body: &Bytes) -> serde_json::Result<WireRequest> {
+    let source = Source { body, descriptors: Cell::default(), entries: Cell::default(), brings_limit: Cell::default() };
     let mut json = serde_json::Deserializer::from_slice(body);
-    let fields = MessageFields::of(body).deserialize(&mut json)?;
+    let request: RateLimitRequest = MessageFields::of(&source).deserialize(&mut json)?;
     json.end()?;
-    Ok(fields)
-}
-
-/// Items of an array, as they are kept.
-trait Items: Default {
-    /// Item as it is read.
-    type Item: Message;
-
-    fn add(&mut self, item: Self::Item);
-}
-
-/// Request with its descriptors as `D` keeps them.
-#[derive(Default)]
-struct RequestFields<D> {
-    domain: String,
-    descriptors: D,
-    hits_addend: u32,
-}
-
-/// Descriptor with its entries as `E` keeps them.
-#[derive(Default)]
-struct DescriptorFields<E> {
-    entries: E,
-    /// The other fields.
-    rest: RateLimitDescriptor,
-}
-
-/// Items that are encoded when they are read, each with its field number and length.
-struct Encoded<T>(Vec<u8>, PhantomData<T>);
-
-impl<T> Default for Encoded<T> {
-    fn default() -> Self {
-        Self(Vec::new(), PhantomData)
+    let entries = source.entries.get().max(source.descriptors.get());
+    if entries > MOST_ENTRIES {
+        let may_bring_limit = source.brings_limit.get();
+        return Ok(WireRequest::TooLarge(Skimmed { domain: request.domain, may_bring_limit, entries }));
     }
+    Ok(WireRequest::Whole(request))
 }
 
-impl Items for Vec<RateLimitDescriptor> {
-    type Item = DescriptorFields<Vec<Entry>>;
-
-    fn add(&mut self, DescriptorFields { entries, rest }: Self::Item) {
-        self.push(RateLimitDescriptor { entries, ..rest });
-    }
-}
-
-impl Items for Vec<Entry> {
-    type Item = Entry;
-
-    fn add(&mut self, entry: Entry) {
-        self.push(entry);
-    }
-}
-
-impl Items for Encoded<DescriptorFields<Encoded<Entry>>> {
-    type Item = DescriptorFields<Encoded<Entry>>;
-
-    fn add(&mut self, DescriptorFields { entries: Encoded(entries, _), rest }: Self::Item) {
-        let Self(encoded, _) = self;
-        encode_key(DESCRIPTORS, WireType::LengthDelimited, encoded);
-        encode_varint((entries.len() + rest.encoded_len()) as u64, encoded);
-        encoded.extend_from_slice(&entries);
-        // Writes to a vector do not fail.
-        let _ = rest.encode(encoded);
-    }
-}
-
-impl Items for Encoded<Entry> {
-    type Item = Entry;
-
-    fn add(&mut self, entry: Entry) {
-        message::encode(ENTRIES, &entry, &mut self.0);
-    }
+/// Body that is read, and what it has.
+struct Source<'de> {
+    body: &'de Bytes,
+    descriptors: Cell<usize>,
+    entries: Cell<usize>,
+    brings_limit: Cell<bool>,
 }
 
 /// Message that is read field by field.
@@ -124,23 +46,29 @@ trait Message: Default {
     const NAMES: &'static [[&'static str; 2]];
 
     /// Reads the value of the field with this index among [`Self::NAMES`].
-    fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, body: &'de Bytes) -> Result<(), A::Error>;
+    fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, source: &Source<'de>)
+    -> Result<(), A::Error>;
 }
 
-impl<D: Items> Message for RequestFields<D> {
+impl Message for RateLimitRequest {
     const NAMES: &'static [[&'static str; 2]] =
         &[["domain", "domain"], ["descriptors", "descriptors"], ["hitsAddend", "hits_addend"]];
 
-    fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, body: &'de Bytes) -> Result<(), A::Error> {
+    fn read<'de, A: MapAccess<'de>>(
+        &mut self,
+        field: usize,
+        map: &mut A,
+        source: &Source<'de>,
+    ) -> Result<(), A::Error> {
         match field {
             0 => set(&mut self.domain, map, PhantomData::<String>),
-            1 => set(&mut self.descriptors, map, List::<D>::of(body)),
+            1 => set(&mut self.descriptors, map, List::of(source, &source.descriptors)),
             _ => set(&mut self.hits_addend, map, Number::<u32>::NEW),
         }
     }
 }
 
-impl<E: Items> Message for DescriptorFields<E> {
+impl Message for RateLimitDescriptor {
     const NAMES: &'static [[&'static str; 2]] = &[
         ["entries", "entries"],
         ["limit", "limit"],
@@ -148,12 +76,21 @@ impl<E: Items> Message for DescriptorFields<E> {
         ["isNegativeHits", "is_negative_hits"],
     ];
 
-    fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, body: &'de Bytes) -> Result<(), A::Error> {
+    fn read<'de, A: MapAccess<'de>>(
+        &mut self,
+        field: usize,
+        map: &mut A,
+        source: &Source<'de>,
+    ) -> Result<(), A::Error> {
         match field {
-            0 => set(&mut self.entries, map, List::<E>::of(body)),
-            1 => set_some(&mut self.rest.limit, map, MessageFields::of(body)),
-            2 => set_some(&mut self.rest.hits_addend, map, Number::<u64>::NEW),
-            _ => set(&mut self.rest.is_negative_hits, map, PhantomData::<bool>),
+            0 => set(&mut self.entries, map, List::of(source, &source.entries)),
+            1 => {
+                set_some(&mut self.limit, map, MessageFields::of(source))?;
+                source.brings_limit.set(source.brings_limit.get() || self.limit.is_some());
+                Ok(())
+            }
+            2 => set_some(&mut self.hits_addend, map, Number::<u64>::NEW),
+            _ => set(&mut self.is_negative_hits, map, PhantomData::<bool>),
         }
     }
 }
@@ -161,8 +98,13 @@ impl<E: Items> Message for DescriptorFields<E> {
 impl Message for Entry {
     const NAMES: &'static [[&'static str; 2]] = &[["key", "key"], ["value", "value"]];
 
-    fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, body: &'de Bytes) -> Result<(), A::Error> {
-        set(if field == 0 { &mut self.key } else { &mut self.value }, map, JsonText(body))
+    fn read<'de, A: MapAccess<'de>>(
+        &mut self,
+        field: usize,
+        map: &mut A,
+        source: &Source<'de>,
+    ) -> Result<(), A::Error> {
+        set(if field == 0 { &mut self.key } else { &mut self.value }, map, JsonText(source.body))
     }
 }
 
@@ -170,7 +112,7 @@ impl Message for RateLimitOverride {
     const NAMES: &'static [[&'static str; 2]] =
         &[["requestsPerUnit", "requests_per_unit"], ["unit", "unit"], ["unitMultiplier", "unit_multiplier"]];
 
-    fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, _: &'de Bytes) -> Result<(), A::Error> {
+    fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, _: &Source<'de>) -> Result<(), A::Error> {
         match field {
             0 => set(&mut self.requests_per_unit, map, Number::<u32>::NEW),
             1 => set(&mut self.unit, map, UnitField),
@@ -234,18 +176,18 @@ impl<'de, S: DeserializeSeed<'de>> Visitor<'de> for Nullable<S> {
 }
 
 /// Object of a message.
-struct MessageFields<'de, T> {
-    body: &'de Bytes,
+struct MessageFields<'s, 'de, T> {
+    source: &'s Source<'de>,
     message: PhantomData<T>,
 }
 
-impl<'de, T> MessageFields<'de, T> {
-    fn of(body: &'de Bytes) -> Self {
-        Self { body, message: PhantomData }
+impl<'s, 'de, T> MessageFields<'s, 'de, T> {
+    fn of(source: &'s Source<'de>) -> Self {
+        Self { source, message: PhantomData }
     }
 }
 
-impl<'de, T: Message> DeserializeSeed<'de> for MessageFields<'de, T> {
+impl<'de, T: Message> DeserializeSeed<'de> for MessageFields<'_, 'de, T> {
     type Value = T;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<T, D::Error> {
@@ -253,7 +195,7 @@ impl<'de, T: Message> DeserializeSeed<'de> for MessageFields<'de, T> {
     }
 }
 
-impl<'de, T: Message> Visitor<'de> for MessageFields<'de, T> {
+impl<'de, T: Message> Visitor<'de> for MessageFields<'_, 'de, T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -263,7 +205,7 @@ impl<'de, T: Message> Visitor<'de> for MessageFields<'de, T> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<T, A::Error> {
         let mut message = T::default();
         while let Some(field) = map.next_key_seed(FieldName(T::NAMES))? {
-            message.read(field, &mut map, self.body)?;
+            message.read(field, &mut map, self.source)?;
         }
         Ok(message)
     }
@@ -293,37 +235,41 @@ impl Visitor<'_> for FieldName {
     }
 }
 
-/// Array of a repeated message.
-struct List<'de, I> {
-    body: &'de Bytes,
-    items: PhantomData<I>,
+/// Array of a repeated message, whose items are counted.
+struct List<'s, 'de, T> {
+    source: &'s Source<'de>,
+    count: &'s Cell<usize>,
+    items: PhantomData<T>,
 }
 
-impl<'de, I> List<'de, I> {
-    fn of(body: &'de Bytes) -> Self {
-        Self { body, items: PhantomData }
+impl<'s, 'de, T> List<'s, 'de, T> {
+    fn of(source: &'s Source<'de>, count: &'s Cell<usize>) -> Self {
+        Self { source, count, items: PhantomData }
     }
 }
 
-impl<'de, I: Items> DeserializeSeed<'de> for List<'de, I> {
-    type Value = I;
+impl<'de, T: Message> DeserializeSeed<'de> for List<'_, 'de, T> {
+    type Value = Vec<T>;
 
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<I, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Vec<T>, D::Error> {
         json.deserialize_seq(self)
     }
 }
 
-impl<'de, I: Items> Visitor<'de> for List<'de, I> {
-    type Value = I;
+impl<'de, T: Message> Visitor<'de> for List<'_, 'de, T> {
+    type Value = Vec<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an array")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<I, A::Error> {
-        let mut items = I::default();
-        while let Some(item) = seq.next_element_seed(MessageFields::<I::Item>::of(self.body))? {
-            items.add(item);
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<T>, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = seq.next_element_seed(MessageFields::<T>::of(self.source))? {
+            self.count.set(self.count.get() + 1);
+            if self.count.get() <= MOST_ENTRIES {
+                items.push(item);
+            }
         }
         Ok(items)
     }

@@ -8,14 +8,13 @@ use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, Serialize
 use prost_types::value::Kind;
 use prost_types::{Duration, ListValue, Struct, Value};
 
-use super::read::{encode, read};
-use super::room::SMALL_BODY_BYTES;
+use super::read::read;
 use super::write::write;
 use crate::proto::DESCRIPTORS;
 use crate::proto::envoy::config::core::v3::HeaderValue;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{DescriptorStatus, RateLimit};
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use crate::proto::large::LARGE_DESCRIPTORS;
+use crate::transport::message::{MOST_ENTRIES, Skimmed, WireRequest};
 
 static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| DescriptorPool::decode(DESCRIPTORS).unwrap());
 
@@ -40,19 +39,28 @@ fn write_by_descriptor(response: &RateLimitResponse) -> Option<String> {
     String::from_utf8(text).ok()
 }
 
-/// Reads a request as a small one and as a large one.
 fn read_by_hand(body: &[u8]) -> Option<RateLimitRequest> {
-    let body = Bytes::copy_from_slice(body);
-    let small = read(&body).ok();
-    let large = encode(&body).ok().map(|message| RateLimitRequest::decode(message).unwrap());
-    assert_eq!(small, large, "{body:?}");
-    small
+    match read(&Bytes::copy_from_slice(body)).ok()? {
+        WireRequest::Whole(request) => Some(request),
+        WireRequest::TooLarge(skimmed) => panic!("{skimmed:?}"),
+    }
 }
 
 #[test]
-fn a_small_body_has_no_more_descriptors_than_are_decided_whole() {
-    let more = format!("[{}]", vec!["{}"; LARGE_DESCRIPTORS + 1].join(","));
-    assert!(more.len() > SMALL_BODY_BYTES);
+fn beyond_the_bound_the_domain_and_whether_a_limit_is_brought_are_kept() {
+    let one = r#"{"entries":[{"key":"k"}]}"#;
+    let limit = r#"{"limit":{"unit":1}}"#;
+    for (items, may_bring_limit, entries) in [
+        (vec![one; MOST_ENTRIES + 1], false, MOST_ENTRIES + 1),
+        ([vec!["{}"; MOST_ENTRIES], vec![limit]].concat(), true, MOST_ENTRIES + 1),
+        (vec![r#"{"entries":[{},{},{}]}"#; MOST_ENTRIES / 2], false, MOST_ENTRIES / 2 * 3),
+    ] {
+        let body = format!(r#"{{"descriptors":[{}],"domain":"d"}}"#, items.join(","));
+        let WireRequest::TooLarge(skimmed) = read(&body.into()).unwrap() else { panic!("it is too large") };
+        assert_eq!(skimmed, Skimmed { domain: "d".to_owned(), may_bring_limit, entries });
+    }
+    let within = format!(r#"{{"descriptors":[{}],"domain":"d"}}"#, vec![one; MOST_ENTRIES].join(","));
+    assert_eq!(read_by_hand(within.as_bytes()).unwrap().descriptors.len(), MOST_ENTRIES);
 }
 
 fn compare(body: &str) -> Result<(), TestCaseError> {
@@ -239,17 +247,8 @@ proptest! {
 
     #[test]
     fn an_answer_is_written_as_by_its_descriptor(response in response()) {
-        let text = |response, more| write(response, more).map(|text| String::from_utf8(text).unwrap());
-        let expected = write_by_descriptor(&response);
-        prop_assert_eq!(&text(&response, &[]), &expected);
-        // The same response, with some of the statuses encoded in parts.
-        let (first, more) = response.statuses.split_at(response.statuses.len() / 3);
-        let encoded = |statuses: &[DescriptorStatus]| {
-            Bytes::from(RateLimitResponse { statuses: statuses.to_vec(), ..RateLimitResponse::default() }.encode_to_vec())
-        };
-        let parts: Vec<_> = more.chunks(2).map(encoded).collect();
-        let first = RateLimitResponse { statuses: first.to_vec(), ..response.clone() };
-        prop_assert_eq!(&text(&first, &parts), &expected);
+        let text = write(&response).map(|text| String::from_utf8(text).unwrap());
+        prop_assert_eq!(text, write_by_descriptor(&response));
     }
 }
 

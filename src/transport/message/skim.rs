@@ -1,20 +1,23 @@
-//! Incremental reader of `RateLimitRequest` that keeps the domain and drops everything else.
+//! Incremental reader of `RateLimitRequest` that keeps the domain, counts the entries and drops everything else.
 
 /// Numbers of the fields of `RateLimitRequest` and `RateLimitDescriptor` that are read, as in `proto/`.
 const DOMAIN: u32 = 1;
 const DESCRIPTORS: u32 = 2;
+const DESCRIPTOR_ENTRIES: u32 = 1;
 const DESCRIPTOR_LIMIT: u32 = 2;
 /// Bytes of the longest varint: 10 (64 bits, 7 in each).
 const VARINT_BYTES: u32 = 10;
 
 /// Result of skimming a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Skimmed {
+pub struct Skimmed {
     /// Domain; the last one if the message has several. A domain above the maximum length is cut off, but stays longer
     /// than the maximum.
-    pub(super) domain: String,
+    pub domain: String,
     /// True if a descriptor has its own limit, or may have one: also for a malformed message.
-    pub(super) may_bring_limit: bool,
+    pub may_bring_limit: bool,
+    /// Number of descriptors or of entries, whichever is larger.
+    pub entries: usize,
 }
 
 /// Reads a message in pieces of any size. Its memory is bounded by `longest_domain`.
@@ -23,6 +26,8 @@ pub(super) struct Skimmer {
     longest_domain: usize,
     domain: Vec<u8>,
     brings_limit: bool,
+    descriptors: usize,
+    entries: usize,
     /// Bytes left of the current descriptor; `None` between descriptors.
     descriptor: Option<u64>,
     /// Nesting depth of groups, which proto3 has only in unknown fields.
@@ -78,6 +83,8 @@ impl Skimmer {
             longest_domain,
             domain: Vec::new(),
             brings_limit: false,
+            descriptors: 0,
+            entries: 0,
             descriptor: None,
             groups: 0,
             state: SkimState::Key(Varint::default()),
@@ -113,6 +120,7 @@ impl Skimmer {
         Skimmed {
             domain: String::from_utf8_lossy(&self.domain).into_owned(),
             may_bring_limit: self.brings_limit || !is_whole,
+            entries: self.descriptors.max(self.entries),
         }
     }
 
@@ -177,10 +185,15 @@ impl Skimmer {
                 self.domain.clear();
                 if length == 0 { SkimState::next() } else { SkimState::Domain(length) }
             }
-            // One more, because the byte that is being read is not part of the descriptor.
-            None if is_known && field == DESCRIPTORS && length > 0 => {
-                self.descriptor = length.checked_add(1);
+            None if is_known && field == DESCRIPTORS => {
+                self.descriptors += 1;
+                // One more, because the byte that is being read is not part of the descriptor.
+                self.descriptor = length.checked_add(1).filter(|_| length > 0);
                 SkimState::next()
+            }
+            Some(_) if is_known && field == DESCRIPTOR_ENTRIES => {
+                self.entries += 1;
+                SkimState::skip(length)
             }
             Some(_) if is_known && field == DESCRIPTOR_LIMIT => {
                 self.brings_limit = true;

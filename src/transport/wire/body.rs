@@ -81,7 +81,7 @@ impl<'d, 'a> RefusalText<'d, 'a> {
             (RefusalReason::Untold, refused.find(|part| !part.is_exposed()).and_then(|part| part.rule))
         };
         let (reason, rule) = match (decision.unavailable_for, decision.ruling) {
-            _ if decision.is_unread => (RefusalReason::TooLarge, None),
+            _ if decision.is_too_large => (RefusalReason::TooLarge, None),
             (Some(_), _) => (RefusalReason::Unavailable, None),
             (None, Some(ruling)) if ruling.rule.is_exposed => (RefusalReason::Denied, Some(ruling.rule)),
             (None, Some(ruling)) => (RefusalReason::Untold, Some(ruling.rule)),

@@ -21,7 +21,7 @@ const MOST_EXPLAINED: usize = 64;
 pub(super) fn of(answers: &Answers, request: &Request, decision: &Decision<'_>, id: Option<&str>) -> Option<Struct> {
     // Added even if metadata is off: an answer without a count must not pass for a counted one.
     let mut fields = unasked(decision);
-    if decision.is_unread && decision.outcome.is_refused() {
+    if decision.is_too_large && decision.outcome.is_refused() {
         fields.push((TOO_LARGE, value(Kind::BoolValue(true))));
     }
     if answers.decision_metadata {

@@ -90,7 +90,7 @@ fn decision<'a>(outcome: Outcome, retry: Option<Micros>, parts: impl IntoIterato
         known_good: None,
         hidden: Vec::new(),
         is_refusal_shadowed: false,
-        is_unread: false,
+        is_too_large: false,
         generation: 3,
     }
 }

@@ -5,12 +5,10 @@ use std::sync::Arc;
 use axum::Router;
 use axum::routing::{get, post};
 use tokio::io::AsyncWriteExt;
-use tokio::net::TcpSocket;
 use tokio::sync::Notify;
 
 use super::causes::assert_counted;
 use super::*;
-use crate::support::Tidegate;
 
 /// Answers with what was sent.
 fn echo() -> Router {
@@ -100,40 +98,4 @@ async fn a_connection_of_its_age_without_a_request_ends_well_after_the_time_that
     assert!(began.elapsed() >= 300 * MS, "{:?}", began.elapsed());
     eventually("it is gone", || edge.tally.counts().open == 0).await;
     assert_eq!(EndCause::ALL.map(|how| edge.tally.counts().ended(how)).iter().sum::<u64>(), 0, "and well");
-}
-
-#[tokio::test]
-async fn callers_who_read_their_large_answers_slowly_do_not_hold_up_the_others() {
-    let rules = crate::support::rule_file("domain: jobs\ndescriptors: [{ key: user }]\n");
-    let server = Tidegate::start(rules.path(), &[("JSON_MAX_BODY", "2097152")]).await;
-    // Their answers, of 5.6 MB, are more than the kernel keeps for a connection.
-    let body = format!(r#"{{"domain":"jobs","descriptors":[{}]}}"#, vec!["{}"; 400_000].join(","));
-    let request = format!("POST /json HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n{body}", body.len());
-    let mut slow = Vec::new();
-    for _ in 0..4 {
-        let socket = TcpSocket::new_v4().unwrap();
-        socket.set_recv_buffer_size(65_536).unwrap();
-        let mut socket = socket.connect(server.http).await.unwrap();
-        socket.write_all(request.as_bytes()).await.unwrap();
-        let mut begun = [0; 15];
-        socket.read_exact(&mut begun).await.unwrap();
-        assert_eq!(&begun, b"HTTP/1.1 200 OK");
-        slow.push(socket);
-    }
-    let began = Instant::now();
-    assert_eq!(crate::http::post(server.http, "/json", body).await.status, 200);
-    assert!(began.elapsed() < 8_000 * MS, "before the slow ones are cut for reading nothing: {:?}", began.elapsed());
-    let mut whole = Vec::new();
-    for mut socket in slow {
-        let told = tokio::time::timeout(PATIENCE, async {
-            let mut told = Vec::new();
-            // Its connection stays open, but for that of the one that is cut.
-            while !told.ends_with(b"]}") && socket.read_buf(&mut told).await.is_ok_and(|bytes| bytes > 0) {}
-            told
-        });
-        whole.push(told.await.expect("it ends").ends_with(b"]}"));
-    }
-    assert_eq!(whole, [false, true, true, true], "the oldest made room");
-    let page = server.metrics().await;
-    assert!(page.contains("tidegate_calls_limited_total{cause=\"stalled_answer\"} 1\n"), "{page}");
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tidegate::model::{Clock, Decision, Descriptor, Micros, Request};
 use tidegate::rulefile::{Documents, Options, Overlay};
-use tidegate::rules::{Matched, RuleSet};
+use tidegate::rules::RuleSet;
 use tidegate::store::memory::Memory;
 
 use crate::world::{HandClock, Limiter, NOON, descriptor, file, futures, guard, load, request};
@@ -107,24 +107,6 @@ fn combined(request: &Request, source: &Service, own: &Service) -> (bool, Vec<(u
     (one.outcome.is_refused() || other.outcome.is_refused(), all)
 }
 
-fn charges(matched: &Matched<'_>) -> Vec<String> {
-    let ruling = matched.ruling.map(|ruling| format!("{} {}", ruling.is_denied, ruling.rule.path));
-    let charges = matched.charges.iter().map(|charge| format!("{} {:?} {:?}", charge.key, charge.limit, charge.hits));
-    ruling.into_iter().chain(charges).collect()
-}
-
-/// Finds the charges of a request in slices of one descriptor, as for large requests.
-fn sliced(rules: &RuleSet, request: &Request) -> Vec<String> {
-    let mut survey = rules.survey(request.domain());
-    request.descriptors().iter().for_each(|descriptor| survey.add(std::slice::from_ref(descriptor)));
-    let slices = request.descriptors().iter().map(|descriptor| request.with(vec![descriptor.clone()]));
-    let mut found: Vec<_> = slices.flat_map(|slice| charges(&survey.find(&slice))).collect();
-    if survey.ruling().is_some() {
-        found.truncate(1);
-    }
-    found
-}
-
 fn sent((descriptors, _): &Asked) -> Request {
     let with_hits = |(entries, hits): &(&str, u64)| Descriptor { hits_addend: Some(*hits), ..descriptor(entries) };
     request(descriptors.iter().map(with_hits))
@@ -150,7 +132,6 @@ proptest! {
             clock.advance(&format!("{}s", asked.1));
             let request = sent(&asked);
             let expected = combined(&request, &one, &other);
-            prop_assert_eq!(sliced(both.0.rules(), &request), charges(&both.0.rules().find(&request)));
             let decision = both.ask(&request);
             prop_assert_eq!((decision.outcome.is_refused(), answers(&decision)), expected, "{:?}", asked);
             // The statuses refuse if and only if the request is refused.

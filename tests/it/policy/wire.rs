@@ -23,7 +23,7 @@ use tonic::Status;
 use tower::ServiceExt;
 
 use super::failing::Instance;
-use crate::wire;
+use crate::{grpc, wire};
 
 /// A rule for each policy, and one that nobody watches.
 pub const RULES: &str = "domain: d
@@ -272,16 +272,12 @@ async fn as_json_the_policies_are_200_429_and_503() {
 
 #[tokio::test]
 async fn a_caller_without_time_is_answered_by_policy() {
-    use tidegate::proto::codec::{Incoming, Outgoing};
     let instance = Instance::of(2);
     let edge = edge(&instance, false);
     let code = async |key: &str, patience: &str| {
         let mut call = tonic::Request::new(request(&[&format!("{key}=up")]));
         call.metadata_mut().insert("grpc-timeout", patience.parse().expect("a value"));
-        edge.should_rate_limit(call.map(Incoming::Small)).await.map(|answer| match answer.into_inner() {
-            Outgoing::Small(answer) => answer.overall_code,
-            Outgoing::Large(_) => panic!("it is not large"),
-        })
+        edge.should_rate_limit(call.map(grpc::message)).await.map(|answer| answer.into_inner().overall_code)
     };
     // Under overload `error` and `open` are `local`, which admits the first hit of each.
     assert_eq!(code("error", "4m").await.expect("an answer"), i32::from(Code::Ok));

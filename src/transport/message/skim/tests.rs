@@ -102,6 +102,8 @@ fn compare(bytes: &[u8], places: &[prop::sample::Index]) -> Result<bool, TestCas
     prop_assert_eq!(&found, &skimmed(ROOM, &bytes.chunks(1).collect::<Vec<_>>()), "the pieces make no difference");
     let Ok(request) = RateLimitRequest::decode(bytes) else { return Ok(false) };
     prop_assert_eq!(&found.domain, &request.domain);
+    let entries = request.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
+    prop_assert_eq!(found.entries, request.descriptors.len().max(entries));
     prop_assert_eq!(found.may_bring_limit, request.descriptors.iter().any(|descriptor| descriptor.limit.is_some()));
     Ok(true)
 }
@@ -129,7 +131,7 @@ proptest! {
 #[test]
 fn of_several_domains_the_last_one_counts() {
     let bytes = [delimited(1, b"first"), delimited(2, &[]), delimited(1, b"last")].concat();
-    assert_eq!(skimmed(ROOM, &[&bytes]), Skimmed { domain: "last".to_owned(), may_bring_limit: false });
+    assert_eq!(skimmed(ROOM, &[&bytes]), Skimmed { domain: "last".to_owned(), may_bring_limit: false, entries: 1 });
     let bytes = [delimited(1, b"first"), delimited(1, b"")].concat();
     assert_eq!(skimmed(ROOM, &[&bytes]).domain, "");
 }
@@ -150,5 +152,5 @@ fn a_message_that_is_no_protobuf_may_bring_a_limit() {
     {
         assert!(skimmed(ROOM, &[bytes]).may_bring_limit, "{bytes:02x?}");
     }
-    assert_eq!(skimmed(ROOM, &[]), Skimmed { domain: String::new(), may_bring_limit: false });
+    assert_eq!(skimmed(ROOM, &[]), Skimmed { domain: String::new(), may_bring_limit: false, entries: 0 });
 }
