@@ -17,16 +17,16 @@ use self::service::Service;
 use self::signals::Signals;
 use self::sockets::Sockets;
 use self::summary::Summary;
+use crate::edge::answer::{Answers, HeaderNames, Headers, RefusalBody};
 use crate::file;
 use crate::model::Micros;
+use crate::serve::use_small_pages;
 use crate::settings::{BodyStyle, HeaderStyle, LogFormat, Settings, StoreChoice, UnknownVariables};
 use crate::source::SourceChoice;
 use crate::source::file::find::{Location, joined};
 use crate::store::clock::SystemClock;
 pub use crate::telemetry::decision_id::DecisionId;
 use crate::telemetry::records::Records;
-use crate::transport::use_small_pages;
-use crate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};
 
 mod admin_tokens;
 mod authorities;

@@ -14,20 +14,17 @@
 //! With `default-features = false` the crate has neither gRPC nor Redis. What [`embedded`] shows is the library; the other modules are
 //! the service's own, and change with any version.
 //!
-//! Each floor uses only the floors above it in this table:
+//! Each layer uses only the layers above it in this table:
 //!
-//! | floor | modules | content |
+//! | layer | modules | content |
 //! |---|---|---|
-//! | words | [`model`] | plain values |
-//! | thought | [`algorithm`], [`normalize`], [`rules`], [`rulefile`] | counting algorithms, meaning of values, rule lookup, rule compiler |
-//! | seeing | [`telemetry`] | metrics, spans and log lines of decisions and stores |
-//! | memory and hearing | [`mod@file`], [`dial`], [`store`], [`source`] | file reading, connections to servers, counters, rule sources |
-//! | the path | [`limiter`] | request to decision |
-//! | edges | [`transport`], [`embedded`] | gRPC, JSON, the debug page; decisions within the calling process |
-//! | roof | [`settings`], [`app`], [`cli`] | settings, wiring and the command line |
-//!
-//! [`proto`] is the generated protocol.
-
+//! | values | [`model`], [`proto`] | plain values; generated protocol types |
+//! | logic | [`algorithm`], [`normalize`], [`rules`], [`rulefile`] | counting algorithms, meaning of values, rule lookup, rule compiler |
+//! | observation | [`telemetry`] | metrics, spans and log lines of decisions and stores |
+//! | input and output | [`mod@file`], [`dial`], [`store`], [`source`] | file reading, connections to servers, counters, rule sources |
+//! | decision | [`limiter`], [`embedded`] | request to decision; decisions within the calling process |
+//! | listeners | [`serve`], [`edge`], [`admin`] | sockets and connections; gRPC, `/json`, `/check`; the debug pages |
+//! | program | [`settings`], [`app`], [`cli`] | settings, wiring and the command line |
 #[cfg(feature = "server")]
 pub mod proto;
 
@@ -61,7 +58,11 @@ pub mod limiter;
 pub mod embedded;
 
 #[cfg(feature = "server")]
-pub mod transport;
+pub mod admin;
+#[cfg(feature = "server")]
+pub mod edge;
+#[cfg(feature = "server")]
+pub mod serve;
 
 #[cfg(feature = "server")]
 pub mod app;

@@ -83,7 +83,7 @@ pub(crate) struct Domain {
     pub(crate) overlays: Vec<OverlayTree>,
     /// Entries of callers whose refusals are mistakes, as a tree of one level.
     pub(crate) known_good: Option<Box<TreeLevel>>,
-    /// Reading of plain HTTP requests; `None` if the domain has no door for them.
+    /// Reading of plain HTTP requests; `None` if the domain takes none.
     pub(crate) requests: Option<Box<HttpRequests>>,
     /// For each key of which a value that is no address refuses the request: the key, and the rule that denies it.
     pub(crate) not_addresses: Vec<(Box<[u8]>, Rule)>,

@@ -10,8 +10,8 @@ use thiserror::Error;
 use crate::model::{Micros, StorePolicies};
 
 mod admin;
-mod doors;
 mod hidden;
+mod json;
 mod listener_tls;
 mod log;
 mod otel;
@@ -28,7 +28,7 @@ mod values;
 mod xds;
 
 pub use admin::AdminSettings;
-pub use doors::{JsonDoor, JsonRights};
+pub use json::{JsonAccess, JsonRights};
 pub use listener_tls::ListenerTlsSettings;
 pub use log::{LogFormat, LogSeverity};
 pub use otel::ExportProtocol;
@@ -168,7 +168,7 @@ settings! {
     port: u16 = "PORT", "8080", "Port of the HTTP listener; 0 picks a free port";
     json_max_body: BodySize = "JSON_MAX_BODY", "256KiB", "Maximum size of a request body of /json; a larger body gets HTTP status 413";
     callers_file: String = "CALLERS_FILE", "", "File that says which callers may ask about which domains, send limits and give hits back, by the names in their certificates; read again when it changes; empty: every caller may do all of this";
-    json_door: JsonDoor = "JSON_DOOR", "on", "Callers that may use /json: on: all; loopback: those on this machine; off: none; the others get HTTP status 403";
+    json_access: JsonAccess = "JSON_ACCESS", "on", "Callers that may use /json: on: all; loopback: those on this machine; off: none; the others get HTTP status 403";
     json_rights: JsonRights = "JSON_RIGHTS", "auto", "Rights of callers over /json and over /check with from_gateway: none, where CALLERS_FILE is not set: override: they may send limits; refund: they may give hits back; auto: override if the rule files are those of RUNTIME_ROOT, as with envoyproxy/ratelimit, else none";
     debug_host: IpAddr = "DEBUG_HOST", "127.0.0.1", "Address of the debug listener (/rlconfig, /log_level, /v1/)";
     debug_port: u16 = "DEBUG_PORT", "6070", "Port of the debug listener; 0 picks a free port";
@@ -339,11 +339,14 @@ fn read_one<T: Setting>(
 /// of them would silently do something else than the operator asked for.
 fn unsupported(given: Lookup<'_>) -> Vec<InvalidSetting> {
     type Asks<'a> = &'a dyn Fn(&str) -> bool;
-    let rows: [(&'static str, Asks<'_>, &'static str); 1] = [(
-        "BACKEND_TYPE",
-        &|text| text.eq_ignore_ascii_case("memcache"),
-        "Memcached is not supported, because it cannot count exactly; set memory, or set redis and REDIS_URL",
-    )];
+    let rows: [(&'static str, Asks<'_>, &'static str); 2] = [
+        (
+            "BACKEND_TYPE",
+            &|text| text.eq_ignore_ascii_case("memcache"),
+            "Memcached is not supported, because it cannot count exactly; set memory, or set redis and REDIS_URL",
+        ),
+        ("JSON_DOOR", &|_| true, "this setting is called JSON_ACCESS now, with the same values"),
+    ];
     let asked = rows.into_iter().filter_map(|(variable, asks, why)| {
         let found = given(variable).filter(|text| !text.is_empty() && asks(text))?;
         Some(InvalidSetting::Unsupported { variable, found, why })
@@ -402,6 +405,10 @@ mod tests {
             [
                 r#"BACKEND_TYPE is "memcache": Memcached is not supported, because it cannot count exactly; set memory, or set redis and REDIS_URL"#
             ]
+        );
+        assert_eq!(
+            wrong(&[("JSON_DOOR", "off")]),
+            [r#"JSON_DOOR is "off": this setting is called JSON_ACCESS now, with the same values"#]
         );
         assert!(read(&[("GRPC_SERVER_USE_TLS", "false"), ("CONFIG_TYPE", "FILE")]).is_ok());
     }

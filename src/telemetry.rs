@@ -15,8 +15,8 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use self::door::{HttpDoor, HttpRequests};
 use self::histogram::Histogram;
+use self::interface::{HttpInterface, HttpRequests};
 use self::known_good::KnownGoodRefusals;
 use self::limited::{Cause, LimitedCalls};
 use self::metrics::{
@@ -37,10 +37,10 @@ use self::value::seconds;
 use crate::model::{About, Answered, Deciding, Decision, Micros, Outcome, Request, Wait};
 
 pub mod decision_id;
-pub mod door;
 pub mod escape;
 mod headroom;
 mod histogram;
+pub mod interface;
 pub mod json_lines;
 mod known_good;
 mod label;
@@ -221,10 +221,10 @@ impl Telemetry {
         CallTimer(Some((self, Instant::now())))
     }
 
-    /// Counts a request that has arrived at `door`.
-    pub fn arrived(&self, door: HttpDoor) {
+    /// Counts a request that has arrived at `interface`.
+    pub fn arrived(&self, interface: HttpInterface) {
         if self.is_on {
-            self.http_requests.count(door);
+            self.http_requests.count(interface);
         }
     }
 
@@ -392,7 +392,9 @@ impl Telemetry {
         page.family(&TOTAL_REQUESTS, |family| family.sample(&[METHOD], read(&self.calls)));
         page.family(&REQUESTS, |family| {
             family.sample(&["grpc"], read(&self.calls));
-            HttpDoor::ALL.into_iter().for_each(|door| family.sample(&[door.name()], self.http_requests.of(door)));
+            HttpInterface::ALL
+                .into_iter()
+                .for_each(|interface| family.sample(&[interface.name()], self.http_requests.of(interface)));
         });
         self.limited.write_to(page);
         self.undecided.write_to(page);

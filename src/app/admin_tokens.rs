@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
+use crate::admin::{AUDIT, AdminTokens, TokenGate, ValueDigest};
 use crate::file::{Named, Unusable, apart};
 use crate::normalize::digest::{Digester, KeySecret};
 use crate::settings::AdminSettings;
 use crate::telemetry::throttle::LogThrottle;
-use crate::transport::admin::{AUDIT, AdminTokens, TokenGate, ValueDigest};
 
 /// Interval between two reads of the file: 250 ms. A change holds when the file was read twice with the same content, so
 /// within a second.

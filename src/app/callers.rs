@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
+use crate::edge::callers::CallerGate;
 use crate::file::{Named, Unusable, apart};
 use crate::model::Callers;
 use crate::rulefile::callers::{MAX_CALLERS_BYTES, compile};
@@ -14,7 +15,6 @@ use crate::rulefile::{File, InvalidRules};
 use crate::settings::{LogFormat, Settings};
 use crate::telemetry::escape::escaped;
 use crate::telemetry::throttle::LogThrottle;
-use crate::transport::callers::CallerGate;
 
 /// Interval between two reads of the file: 250 ms. A change holds when the file was read twice with the same content, so
 /// within a second.

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::edge::grpc::Health;
+use crate::edge::json::Readiness;
 use crate::model::FailurePolicy;
 use crate::rules::live::LiveRules;
+use crate::serve::Workers;
 use crate::store::redis::Redis;
-use crate::transport::Workers;
-use crate::transport::grpc::Health;
-use crate::transport::json::Readiness;
 
 /// Longest wait for the first connection to Redis, before the start reports its health without one: 500 ms. A reachable
 /// Redis accepts within some milliseconds.

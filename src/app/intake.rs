@@ -10,13 +10,13 @@ use tokio::time::Instant;
 use super::inputs::{Inputs, OverlayState};
 use super::summary::counted;
 use super::{failure, metrics};
+use crate::admin::RulesStatus;
 use crate::rulefile::{CompiledRules, Documents, InvalidRules, Options, Overlay};
 use crate::rules::live::LiveRules;
 use crate::rules::{Generation, RuleSet};
 use crate::source::RuleSink;
 use crate::telemetry::Telemetry;
 use crate::telemetry::throttle::LogThrottle;
-use crate::transport::admin::RulesStatus;
 
 /// Target of the log lines about reloads. They are written at every log level: a reload is as rare as a start, and an
 /// operator waits for its result.

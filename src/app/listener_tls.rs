@@ -11,11 +11,11 @@ use tokio::time::sleep;
 use crate::file::pem::{Certificates, Validity, certificates, private_key};
 use crate::file::{Unusable, apart};
 use crate::model::Clock;
+use crate::serve::tls::InvalidTls;
+use crate::serve::{Alpn, Clients, Identity, ListenerTls};
 use crate::settings::ListenerTlsSettings;
 use crate::store::clock::SystemClock;
 use crate::telemetry::throttle::LogThrottle;
-use crate::transport::tls::InvalidTls;
-use crate::transport::{Alpn, Clients, Identity, ListenerTls};
 
 /// Interval between two reads of the files: 1 s.
 const EVERY: Duration = Duration::from_secs(1);

@@ -14,10 +14,10 @@ use tracing_subscriber::reload::{self, Handle};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry};
 
+use crate::admin;
 use crate::settings::{LogFormat, LogSeverity};
 use crate::telemetry::json_lines;
 use crate::telemetry::lines::Lines;
-use crate::transport::admin;
 
 /// Target of the log lines that are written at every level: operator actions, and events that an operator waits for.
 pub(super) const TARGET: &str = module_path!();

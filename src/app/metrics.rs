@@ -9,10 +9,14 @@ use super::inputs::OverlayState;
 use super::listener_tls::{Expiry, Tls as ListenersTls};
 use super::process;
 use super::store::STORES;
+use crate::admin::RulesStatus;
 use crate::dial::tls::Tls;
+use crate::edge::callers::{CallerGate, Denial};
+use crate::edge::pages::{PageGate, PageSign};
 use crate::model::Clock;
 use crate::rulefile::OverlayEffect;
 use crate::rules::{Rule, RuleSet};
+use crate::serve::{EndCause, HandshakeOutcome, Tally};
 use crate::settings::Settings;
 use crate::source::xds::status::{StreamState, XdsStatus};
 use crate::store::clock::SystemClock;
@@ -34,10 +38,6 @@ use crate::telemetry::metrics::{
 };
 use crate::telemetry::records::Records;
 use crate::telemetry::traces::Traces;
-use crate::transport::admin::RulesStatus;
-use crate::transport::callers::{CallerGate, Denial};
-use crate::transport::page::{PageGate, PageSign};
-use crate::transport::{EndCause, HandshakeOutcome, Tally};
 
 /// Creates the telemetry of a process that starts now.
 pub(super) fn telemetry(settings: &Settings, traces: Option<Arc<Traces>>) -> Arc<Telemetry> {

@@ -23,10 +23,17 @@ use super::statsd::Statsd;
 use super::store::{self, RedisFiles, Stores};
 use super::traces::Exporting;
 use super::{SystemClock, answers, duration, metrics, summary, unless_zero, worker_count};
+use crate::admin::RulesStatus;
+use crate::edge::callers::CallerGate;
+use crate::edge::grpc::{Edge, Services};
+use crate::edge::json::{self, HttpService, Readiness};
+use crate::edge::pages::PageGate;
 use crate::limiter::Limiter;
 use crate::model::{Micros, Rights};
 use crate::rules::live::{LiveRules, Snapshot};
-use crate::settings::{JsonDoor, ListenerTlsSettings, Settings, StoreChoice};
+use crate::serve::memory::process::ProcessAccount;
+use crate::serve::{ConnectionLimits, Drained, Http1, Http2, Listener, NetListener, Workers, limits as bounds};
+use crate::settings::{JsonAccess, ListenerTlsSettings, Settings, StoreChoice};
 use crate::source::file::FileSource;
 use crate::source::xds::status::XdsStatus;
 use crate::source::{RuleSource, Source};
@@ -37,15 +44,6 @@ use crate::store::redis::announce::Announcer;
 use crate::store::replicas::Replicas;
 use crate::telemetry::Telemetry;
 use crate::telemetry::records::Records;
-use crate::transport::admin::RulesStatus;
-use crate::transport::budget::process::ProcessAccount;
-use crate::transport::callers::CallerGate;
-use crate::transport::grpc::{Edge, Services};
-use crate::transport::json::{HttpService, Readiness};
-use crate::transport::page::PageGate;
-use crate::transport::{
-    self, ConnectionLimits, Drained, Http1, Http2, Listener, NetListener, Workers, json, limits as bounds,
-};
 
 mod debug;
 
@@ -347,10 +345,10 @@ fn http_service(
     readiness: Readiness,
     telemetry: &Telemetry,
 ) -> HttpService {
-    let door = settings.json_door;
-    let pages = Arc::new(PageGate::new(door == JsonDoor::Loopback));
+    let access = settings.json_access;
+    let pages = Arc::new(PageGate::new(access == JsonAccess::Loopback));
     metrics::pages(telemetry, Arc::clone(&pages));
-    json::service(edge, readiness, settings.json_max_body.0, move |address| door.admits(address), pages, connections)
+    json::service(edge, readiness, settings.json_max_body.0, move |address| access.admits(address), pages, connections)
 }
 
 /// Starts the listeners.
@@ -394,15 +392,15 @@ fn listeners(
     let process = Arc::new(ProcessAccount::new(memory_bytes));
     let http_limits = ConnectionLimits { keep_alive: bounds::GATEWAY_KEEP_ALIVE, ..limits };
     let calls = Http2::new(routes.services, &limits).within(process);
-    let calls = calls.counting(telemetry.limited_calls()).of_callers(callers);
-    let requests = Http1::new(routes.http, &http_limits).of_callers(Some(Arc::clone(http_callers)));
+    let calls = calls.counting(telemetry.limited_calls()).introducing(callers.as_ref().map(CallerGate::introduce));
+    let requests = Http1::new(routes.http, &http_limits).introducing(Some(http_callers.introduce()));
     let http1 = |routes| Http1::new(routes, &limits);
     let mut serving = JoinSet::new();
     serving.spawn(grpc.serve(calls, workers.clone(), stopped.clone()));
     serving.spawn(http.serve(requests, workers.clone(), stopped.clone()));
     serving.spawn(debug.serve(http1(routes.admin), Workers::here(), stopped.clone()));
     if let Some(metrics) = metrics {
-        let page = transport::metrics::routes(&settings.prometheus_path.0, Arc::clone(telemetry));
+        let page = crate::edge::metrics::routes(&settings.prometheus_path.0, Arc::clone(telemetry));
         serving.spawn(metrics.serve(http1(page), Workers::here(), stopped.clone()));
     }
     serving

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::Context;
 use tokio::net::TcpListener;
 
+use crate::serve::{ConnectionSlots, NetAddress, NetListener, connection_cap, limits, listen, raise_open_files};
 use crate::settings::Settings;
-use crate::transport::{ConnectionSlots, NetAddress, NetListener, connection_cap, limits, listen, raise_open_files};
 
 /// Maximum number of connections of each of the debug and metrics listeners: 128, or a quarter of all connections if
 /// that is less.

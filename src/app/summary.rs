@@ -6,8 +6,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use super::sockets::Addresses;
 use crate::model::{self, StorePolicies};
 use crate::rules::{Example, RuleSet};
+use crate::serve::NetAddress;
 use crate::settings::{ListenerTlsSettings, Settings, StoreChoice};
-use crate::transport::NetAddress;
 
 /// Maximum number of domains that are listed by name: 8.
 const MOST_NAMED: usize = 8;
@@ -77,7 +77,7 @@ impl fmt::Display for Summary<'_> {
                     true => format!("curl -sk https://{}", reachable(*http)),
                     false => format!("curl -s http://{}", reachable(*http)),
                 };
-                let curl = settings.json_door.admits(Ipv4Addr::LOCALHOST.into()).then_some(curl);
+                let curl = settings.json_access.admits(Ipv4Addr::LOCALHOST.into()).then_some(curl);
                 try_next(f, program, &example, grpc, curl)
             }
             None if !rules.is_loaded() => {

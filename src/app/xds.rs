@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use crate::admin::Description;
 use crate::settings::Settings;
 use crate::source::xds::status::{Answered, StreamState, XdsStatus};
-use crate::transport::admin::Description;
 
 /// Returns the description of the rule source for the debug page: that of the stream if `status` is given, else nothing.
 pub(super) fn description(settings: &Settings, status: Option<Arc<XdsStatus>>) -> Description {

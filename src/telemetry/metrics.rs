@@ -54,7 +54,7 @@ metrics! {
     GLOBAL_SHADOW_MODE: Counter "ratelimit_service_global_shadow_mode" [] "Requests admitted only because SHADOW_MODE is set";
     ERRORS: Counter "ratelimit_service_should_rate_limit_error" ["err_type"] "Calls that went wrong; redis_error: a failure policy answered instead of the store; service_error: the request is invalid";
     TOTAL_REQUESTS: Counter "ratelimit_service_total_requests" ["grpc_method"] "gRPC calls";
-    REQUESTS: Counter "tidegate_requests_total" ["door"] "Requests for a decision, by the door at which they arrived: grpc, json (/json) or check (/check); also those that are refused or invalid";
+    REQUESTS: Counter "tidegate_requests_total" ["interface"] "Requests for a decision, by the interface at which they arrived: grpc, json (/json) or check (/check); also those that are refused or invalid";
     CALLS_LIMITED: Counter "tidegate_calls_limited_total" ["cause"] "Calls that hit a bound of this process on size, time or memory, by bound";
     CALLS_UNDECIDED: Counter "tidegate_calls_undecided_total" ["reason"] "gRPC calls that got an error and no decision, by reason; not those of the policy error and those without a right";
     RESPONSE_TIME: Histogram "ratelimit_service_response_time_seconds" ["grpc_method"] "Time from the message of a gRPC call to its answer";

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 pub use self::incoming::CALLER_HEADERS;
 use self::incoming::CallerTrace;
-use super::door::HttpDoor;
+use super::interface::HttpInterface;
 use crate::model::{Clock, Deciding, Decision};
 
 mod incoming;
@@ -69,10 +69,10 @@ struct Parent {
 pub enum Way<'a> {
     /// `ShouldRateLimit` over gRPC.
     Grpc,
-    /// A door of the HTTP listener.
+    /// An interface of the HTTP listener.
     Http {
-        /// Door at which the request arrived.
-        door: HttpDoor,
+        /// Interface at which the request arrived.
+        interface: HttpInterface,
         /// Method of the request.
         method: &'a Method,
     },
@@ -141,8 +141,8 @@ impl Traces {
         let state = parent.map(|_| incoming::state(headers)).unwrap_or_default();
         let (name, attributes) = match way {
             Way::Grpc => (RPC.into(), [("rpc.system.name", "grpc"), ("rpc.method", RPC)]),
-            Way::Http { door, method } => {
-                let route = door.route();
+            Way::Http { interface, method } => {
+                let route = interface.route();
                 let known = KNOWN_METHODS.iter().find(|known| *known == method).map(Method::as_str);
                 let name = format!("{} {route}", known.unwrap_or("HTTP"));
                 (name.into(), [("http.request.method", known.unwrap_or("_OTHER")), ("http.route", route)])

@@ -274,7 +274,7 @@ async fn a_status_that_nginx_does_not_take_for_a_refusal_is_a_warning_and_one_th
 }
 
 #[tokio::test]
-async fn each_door_counts_its_requests() {
+async fn each_interface_counts_its_requests() {
     let tidegate = server("nginx", &[]).await;
     for _ in 0..3 {
         nginx(&tidegate, "192.0.2.1", "GET", "/", &[]).await;
@@ -285,7 +285,10 @@ async fn each_door_counts_its_requests() {
         let _ = grpc::client(tidegate.grpc).await.should_rate_limit(RateLimitRequest::default()).await;
     }
     let page = tidegate.metrics().await;
-    for (door, count) in [("grpc", 2), ("json", 1), ("check", 4)] {
-        assert!(page.contains(&format!("\ntidegate_requests_total{{door=\"{door}\"}} {count}\n")), "{door}: {page}");
+    for (interface, count) in [("grpc", 2), ("json", 1), ("check", 4)] {
+        assert!(
+            page.contains(&format!("\ntidegate_requests_total{{interface=\"{interface}\"}} {count}\n")),
+            "{interface}: {page}"
+        );
     }
 }

@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 use prost::Message as _;
+use tidegate::edge::message::Message;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use tidegate::transport::message::Message;
 use tonic::transport::Channel;
 
 use crate::support::in_time;

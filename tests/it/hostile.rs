@@ -8,6 +8,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use proptest::prelude::*;
 use prost::Message;
+use tidegate::edge::answer::{Answers, Headers, RefusalBody};
+use tidegate::edge::grpc::Edge;
 use tidegate::limiter::Limiter;
 use tidegate::model::{Clock, Micros};
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -19,8 +21,6 @@ use tidegate::rules::live::LiveRules;
 use tidegate::store::Store;
 use tidegate::store::memory::Memory;
 use tidegate::telemetry::Telemetry;
-use tidegate::transport::grpc::Edge;
-use tidegate::transport::wire::{Answers, Headers, RefusalBody};
 use tonic::Status;
 use tonic::metadata::KeyAndValueRef;
 
@@ -300,7 +300,7 @@ fn is_one_line(bytes: &[u8]) -> bool {
 async fn whatever_a_client_sends_is_counted_like_anything_else() {
     let (_server, mut client) = server().await;
     let long = |last: u8| {
-        let mut value = vec![b'x'; MIB];
+        let mut value = vec![b'x'; MIB / 2];
         value.push(last);
         value
     };

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 mod pages;
 
-/// Each module and what it may import from this crate. A store never sees a rule, a rule never sees a store, and below
-/// `transport` nothing sees the protocol.
+/// Each module and what it may import from this crate. A store never sees a rule, a rule never sees a store, and of the modules above
+/// the listeners only `source` sees the protocol.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("proto", &[]),
     ("model", &[]),
@@ -21,7 +21,9 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("source", &["model", "rules", "rulefile", "proto", "file", "dial"]),
     ("limiter", &["model", "algorithm", "rules", "store"]),
     ("embedded", &["model", "file", "rules", "rulefile", "store", "limiter"]),
-    ("transport", &["model", "proto", "limiter", "telemetry"]),
+    ("serve", &["model", "proto", "telemetry"]),
+    ("edge", &["model", "proto", "limiter", "telemetry", "serve"]),
+    ("admin", &["model", "limiter", "telemetry", "edge"]),
     ("settings", &["model", "file", "dial", "store", "source", "telemetry"]),
     (
         "app",
@@ -36,7 +38,9 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "store",
             "source",
             "limiter",
-            "transport",
+            "serve",
+            "edge",
+            "admin",
             "telemetry",
             "settings",
         ],
@@ -44,12 +48,12 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("cli", &["app", "settings", "rules", "rulefile", "source", "model", "proto", "file", "dial"]),
 ];
 
-/// Crates that do I/O or speak a protocol have no business in words and thought.
-const NOT_IN_THOUGHT: &[&str] = &["tokio", "tonic", "redis", "axum", "hyper", "opentelemetry"];
-const THOUGHT: &[&str] = &["model", "algorithm", "normalize", "rules", "rulefile"];
+/// Crates that do I/O or speak a protocol, and the modules of values and logic, which do neither.
+const NOT_IN_LOGIC: &[&str] = &["tokio", "tonic", "redis", "axum", "hyper", "opentelemetry"];
+const LOGIC: &[&str] = &["model", "algorithm", "normalize", "rules", "rulefile"];
 
 /// Files of `src` that read files by themselves: the one place for all that an operator names, and files of the kernel.
-const READERS: &[&str] = &["src/file.rs", "src/transport/limits.rs", "src/app/process.rs"];
+const READERS: &[&str] = &["src/file.rs", "src/serve/limits.rs", "src/app/process.rs"];
 
 /// Directories below `examples/` that a test builds or reads as a whole.
 const TRIED_AS_A_WHOLE: &[&str] =
@@ -107,7 +111,7 @@ fn imports(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn modules_import_only_from_the_floors_below_them() {
+fn modules_import_only_from_the_layers_above_them() {
     for path in files("src", "rs") {
         let module = module(&path);
         if matches!(module.as_str(), "lib" | "main") {
@@ -119,7 +123,7 @@ fn modules_import_only_from_the_floors_below_them() {
         for import in imports(&read(&path)) {
             assert!(
                 import == module || allowed.contains(&import.as_str()),
-                "{} imports crate::{import}, but {module} may import only from {allowed:?}: move the code to the floor it belongs to, or change the table here and say why in docs/decisions",
+                "{} imports crate::{import}, but {module} may import only from {allowed:?}: move the code to the layer it belongs to, or change the table here and say why in docs/decisions",
                 name(&path)
             );
         }
@@ -310,12 +314,12 @@ fn comments_and_names_use_plain_words() {
 }
 
 #[test]
-fn words_and_thought_do_no_io() {
-    for path in files("src", "rs").iter().filter(|path| THOUGHT.contains(&module(path).as_str())) {
+fn values_and_logic_do_no_io() {
+    for path in files("src", "rs").iter().filter(|path| LOGIC.contains(&module(path).as_str())) {
         let text = read(path);
-        for external in NOT_IN_THOUGHT {
+        for external in NOT_IN_LOGIC {
             let used = text.contains(&format!("use {external}::")) || text.contains(&format!(" {external}::"));
-            assert!(!used, "{} uses {external}, which belongs to a floor that does I/O", name(path));
+            assert!(!used, "{} uses {external}, which belongs to a layer that does I/O", name(path));
         }
     }
 }

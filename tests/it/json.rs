@@ -206,13 +206,13 @@ async fn no_mixture_of_requests_takes_more_memory_than_the_bound() {
 
 #[tokio::test]
 async fn the_door_of_json_may_be_closed() {
-    for (door, host, status) in
+    for (access, host, status) in
         [("on", "a", 200), ("loopback", "127.0.0.1:8080", 200), ("loopback", "a", 429), ("off", "127.0.0.1", 403)]
     {
-        let server = server(&[("JSON_DOOR", door)]).await;
+        let server = server(&[("JSON_ACCESS", access)]).await;
         let answer = http::post(server.http, "/json", request("k", KIB)).header("host", host).await;
-        assert!(answer.status == status, "{door}: {answer}");
-        assert_eq!(answer.contains("(JSON_DOOR"), status != 200, "{answer}");
+        assert!(answer.status == status, "{access}: {answer}");
+        assert_eq!(answer.contains("(JSON_ACCESS"), status != 200, "{answer}");
         let health = http::get(server.http, "/healthcheck").await;
         assert!(health.status == 200, "{health}");
     }

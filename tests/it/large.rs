@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use tidegate::edge::answer::Answers;
+use tidegate::edge::grpc::Edge;
+use tidegate::edge::message::{LARGEST_MESSAGE, MOST_ENTRIES};
 use tidegate::limiter::{CallerTime, Limiter};
 use tidegate::model::Micros;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -12,9 +15,6 @@ use tidegate::rulefile::{Options, load};
 use tidegate::rules::live::LiveRules;
 use tidegate::store::memory::Memory;
 use tidegate::telemetry::Telemetry;
-use tidegate::transport::grpc::Edge;
-use tidegate::transport::message::{LARGEST_MESSAGE, MOST_ENTRIES};
-use tidegate::transport::wire::Answers;
 
 use crate::grpc;
 use crate::world::{HandClock, NOON, file, guard};

@@ -13,7 +13,7 @@ use crate::changes::{Found, Site};
 use crate::lua;
 
 /// Modules whose behaviour is changed, with those below them.
-pub const CHANGED: [&str; 11] = [
+pub const CHANGED: [&str; 13] = [
     "src/limiter",
     "src/algorithm",
     "src/store/guard",
@@ -23,7 +23,9 @@ pub const CHANGED: [&str; 11] = [
     "src/rulefile",
     "src/source",
     "src/telemetry",
-    "src/transport",
+    "src/serve",
+    "src/edge",
+    "src/admin",
     "src/cli",
 ];
 /// The function that gets the whole text of the script, and what its body begins with in the copy.

@@ -115,10 +115,10 @@ capabilities:
 {{- end -}}
 
 {{- /* Callers that may use /json: on, loopback or off. YAML reads `on` and `off` without quotes as true and false. */ -}}
-{{- define "tidegate.jsonDoor" -}}
-{{- $door := "on" -}}
-{{- if hasKey .Values.settings "JSON_DOOR" }}{{ $door = toString .Values.settings.JSON_DOOR }}{{ end -}}
-{{- get (dict "true" "on" "false" "off") $door | default $door -}}
+{{- define "tidegate.jsonAccess" -}}
+{{- $access := "on" -}}
+{{- if hasKey .Values.settings "JSON_ACCESS" }}{{ $access = toString .Values.settings.JSON_ACCESS }}{{ end -}}
+{{- get (dict "true" "on" "false" "off") $access | default $access -}}
 {{- end -}}
 
 {{- /* "true" if a file of callers may deny what `helm test` and the notes ask. */ -}}

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use super::Service;
+use crate::admin::{self, Access, Shown};
 use crate::app::admin_tokens::TokenFile;
 use crate::app::log::Log;
 use crate::app::sockets::Addresses;
 use crate::app::xds;
+use crate::edge::json::Readiness;
 use crate::settings::Settings;
-use crate::transport::admin::{self, Access, Shown};
-use crate::transport::json::Readiness;
 
 impl Service {
     /// Returns the routes of the debug listener at `addresses`. `stopped` is the signal of the stop.

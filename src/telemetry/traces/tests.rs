@@ -146,7 +146,7 @@ fn a_span_of_http_has_the_method_if_it_is_a_known_one_and_the_route() {
         ("X", "HTTP /check/{domain}", "_OTHER"),
     ] {
         let method = Method::from_bytes(method.as_bytes()).unwrap();
-        let way = Way::Http { door: HttpDoor::Check, method: &method };
+        let way = Way::Http { interface: HttpInterface::Check, method: &method };
         let mut span = world.traces.request(way, &HeaderMap::new()).unwrap();
         span.answered_http(503);
         drop(span);

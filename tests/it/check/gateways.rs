@@ -269,7 +269,7 @@ async fn a_request_that_nginx_redirects_inside_is_charged_once() {
         let Answer { status: found, head, body } = http::get(asking.at, target).from(CLIENT).await;
         assert_eq!((found, body.as_str()), (*status, "a page\n"), "{target}");
         let page = asking.tidegate.metrics().await;
-        let asked = format!("\ntidegate_requests_total{{door=\"check\"}} {}\n", number + 1);
+        let asked = format!("\ntidegate_requests_total{{interface=\"check\"}} {}\n", number + 1);
         assert!(page.contains(&asked), "{target}: {page}");
         assert!(*status == 404 || head.contains(&format!(";r={};", BURST - 1 - number)), "{target}: {head}");
     }

@@ -125,7 +125,7 @@ async fn a_load_over_http_asks_the_check_and_tells_refusals_from_errors() {
     assert_eq!(code, Some(0), "{course}");
     assert_eq!((number(&results, "OK"), number(&results, "OVER_LIMIT")), (70, 130), "{results}");
     assert!(results.starts_with("open loop, 200 calls a second over HTTP/1.1"), "{results}");
-    assert_eq!(metric(&server, "tidegate_requests_total", "door=\"check\"").await, 200);
+    assert_eq!(metric(&server, "tidegate_requests_total", "interface=\"check\"").await, 200);
     let closed = ["--http", "-d", "user=new{n}", "--hits", "0", "--duration", "300ms"];
     let (code, results, _) = bench(&address, &closed).await;
     assert_eq!((code, number(&results, "OVER_LIMIT"), number(&results, "failed")), (Some(0), 0, 0), "{results}");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::Request;
-use tidegate::transport::{
+use tidegate::serve::{
     ConnectionLimits, ConnectionSlots, Drained, Http1, Http2, Listener, NetListener, Tally, Workers,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

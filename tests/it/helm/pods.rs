@@ -332,7 +332,7 @@ async fn the_notes_show_a_call_that_is_answered() {
             "callers.existingConfigMap=mine",
             "The file of callers decides who may ask, so both look at /healthcheck only",
         ),
-        ("settings.JSON_DOOR=off", "settings.JSON_DOOR closes /json to other pods"),
+        ("settings.JSON_ACCESS=off", "settings.JSON_ACCESS closes /json to other pods"),
     ] {
         let shown = notes(&helm, &["--set", set]).await;
         assert!(shown.contains(expected) && shown.contains(":8080/healthcheck"), "{set}: {shown}");
@@ -356,14 +356,14 @@ async fn the_test_of_the_release_asks_nothing_that_is_denied_to_it() {
     let Some(helm) = Helm::find() else { return };
     // The file is YAML 1.1, in which `off` is false.
     let file = tempfile::NamedTempFile::new().expect("a file");
-    std::fs::write(file.path(), "settings: { JSON_DOOR: off }\n").expect("it is written");
+    std::fs::write(file.path(), "settings: { JSON_ACCESS: off }\n").expect("it is written");
     let path = file.path().to_str().expect("a path of text");
     for (more, is_grpc, is_json) in [
         (["--set", "replicaCount=1"], true, true),
-        (["--set", "settings.JSON_DOOR=true"], true, true),
-        (["--set", "settings.JSON_DOOR=on"], true, true),
-        (["--set", "settings.JSON_DOOR=loopback"], true, false),
-        (["--set", "settings.JSON_DOOR=off"], true, false),
+        (["--set", "settings.JSON_ACCESS=true"], true, true),
+        (["--set", "settings.JSON_ACCESS=on"], true, true),
+        (["--set", "settings.JSON_ACCESS=loopback"], true, false),
+        (["--set", "settings.JSON_ACCESS=off"], true, false),
         (["--values", path], true, false),
         (["--set", "callers.existingConfigMap=mine"], false, false),
         (["--set", "callers.file=callers: [{ names: [anonymous] }]"], false, false),

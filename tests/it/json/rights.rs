@@ -35,8 +35,8 @@ const OVERRIDE: &str = r#","limit":{"requestsPerUnit":1000,"unit":"YEAR"}"#;
 
 #[tokio::test]
 async fn a_web_page_of_another_site_gives_back_no_hit_and_charges_none() {
-    for door in ["on", "loopback"] {
-        let variables = [("JSON_RIGHTS", "override,refund"), ("JSON_DOOR", door)];
+    for access in ["on", "loopback"] {
+        let variables = [("JSON_RIGHTS", "override,refund"), ("JSON_ACCESS", access)];
         let server = Tidegate::start(rule_file(RULES).path(), &variables).await;
         use_up(&server).await;
         for path in ["/json", "/check/edge"] {
@@ -47,9 +47,9 @@ async fn a_web_page_of_another_site_gives_back_no_hit_and_charges_none() {
         let page = server.metrics().await;
         let refused = |reason: &str, count: usize| {
             let line = format!("tidegate_pages_refused_total{{reason=\"{reason}\"}} {count}");
-            assert!(page.contains(&line), "{door}: no {line}");
+            assert!(page.contains(&line), "{access}: no {line}");
         };
-        let (site, host) = if door == "on" { (2, 0) } else { (1, 1) };
+        let (site, host) = if access == "on" { (2, 0) } else { (1, 1) };
         refused("site", site);
         refused("origin", 2);
         refused("host", host);
@@ -82,8 +82,8 @@ async fn a_refused_page_is_told_why_in_the_form_of_a_refusal() {
 
 #[tokio::test]
 async fn no_header_that_a_client_writes_turns_a_refusal_into_another_status() {
-    for door in ["on", "loopback"] {
-        let server = Tidegate::start(rule_file(RULES).path(), &[("JSON_DOOR", door)]).await;
+    for access in ["on", "loopback"] {
+        let server = Tidegate::start(rule_file(RULES).path(), &[("JSON_ACCESS", access)]).await;
         use_up(&server).await;
         for header in [
             "origin: null",

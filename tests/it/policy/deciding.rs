@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use prost_types::Struct;
 use prost_types::value::Kind;
+use tidegate::edge::answer::Answers;
 use tidegate::model::{Decision, Micros, Outcome, Request};
 use tidegate::rules::Rule;
 use tidegate::telemetry::Telemetry;
-use tidegate::transport::wire::Answers;
 
 use super::failing::Instance;
 use crate::world::{Limiter, descriptor, futures, request};

@@ -7,6 +7,10 @@ use std::time::Duration;
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
 use serde_json::{Value, json};
+use tidegate::edge::answer::{Answers, HeaderNames, Headers};
+use tidegate::edge::grpc::{Edge, Services};
+use tidegate::edge::json::{self, Readiness};
+use tidegate::edge::pages::PageGate;
 use tidegate::model::Micros;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
@@ -15,10 +19,6 @@ use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tidegate::store::StoreError;
 use tidegate::telemetry::Telemetry;
-use tidegate::transport::grpc::{Edge, Services};
-use tidegate::transport::json::{self, Readiness};
-use tidegate::transport::page::PageGate;
-use tidegate::transport::wire::{Answers, HeaderNames, Headers};
 use tonic::Status;
 use tower::ServiceExt;
 

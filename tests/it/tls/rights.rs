@@ -1,4 +1,4 @@
-//! Rights of callers: each caller by domain, limit of its own, hits given back, and door.
+//! Rights of callers: each caller by domain, limit of its own, hits given back, and interface.
 
 use std::path::PathBuf;
 
@@ -183,7 +183,7 @@ async fn over_json(server: &Tidegate, request: RateLimitRequest) -> Option<(u32,
 }
 
 #[tokio::test]
-async fn each_caller_may_do_what_it_is_granted_in_each_domain_by_each_door() {
+async fn each_caller_may_do_what_it_is_granted_in_each_domain_by_each_interface() {
     let file = File::new(CALLERS);
     let server = secured(&file).await;
     for (number, (names, expected)) in TABLE.iter().enumerate() {
