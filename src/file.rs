@@ -14,10 +14,12 @@ use rustix::fs::OFlags;
 use thiserror::Error;
 
 mod apart;
+mod follow;
 #[cfg(feature = "server")]
 pub mod pem;
 
 pub use apart::apart;
+pub use follow::{News, Settled, follow};
 
 /// Maximum size of one list (`values_file`): 64 MiB. A million addresses take 16 MB.
 pub const MAX_LIST: usize = 64 << 20;

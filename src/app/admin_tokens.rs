@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::time::sleep;
-
 use crate::admin::{AUDIT, AdminTokens, TokenGate, ValueDigest};
-use crate::file::{Named, Unusable, apart};
+use crate::file::{Named, News, Settled, Unusable, follow};
 use crate::normalize::digest::{Digester, KeySecret};
 use crate::settings::AdminSettings;
 use crate::telemetry::throttle::LogThrottle;
@@ -48,52 +46,32 @@ impl TokenFile {
     }
 
     /// Reads the file again and again, for ever. What is invalid changes nothing.
-    pub(super) async fn follow(mut self) {
-        let complaints = LogThrottle::new();
-        let (mut last, mut was_wrong) = (self.tokens.clone(), false);
-        loop {
-            sleep(EVERY).await;
-            let file = self.file.clone();
-            let read = apart(
-                move || tokens(&file),
-                |passed| {
-                    tracing::warn!(
-                        event = "admin.tokens.slow",
-                        seconds = passed.as_secs(),
-                        "still reading ADMIN_TOKEN_FILE: its file system may be stuck; the last valid tokens stay in force"
-                    );
-                },
-            );
-            // The panic hook has logged an error.
-            let Ok(read) = read.await else { return };
-            match read {
-                Ok(tokens) if tokens == last => {
-                    was_wrong = false;
-                    self.is_rejected.store(false, Ordering::Relaxed);
-                    self.take(tokens);
-                }
-                // It may be in the middle of a write, as below.
-                Ok(tokens) => last = tokens,
-                Err(error) => {
-                    if was_wrong {
-                        self.is_rejected.store(true, Ordering::Relaxed);
-                        if complaints.is_due() {
-                            tracing::error!(event = "admin.tokens.unusable", %error, "ADMIN_TOKEN_FILE has changed and cannot be used; the last valid tokens stay in force");
-                        }
-                    }
-                    was_wrong = true;
+    pub(super) async fn follow(self) {
+        let Self { file, tokens: at_start, gate, is_rejected } = self;
+        let (complaints, mut settled) = (LogThrottle::new(), Settled::new(at_start));
+        let apply = |read: Result<AdminTokens, Unusable>| match settled.next(read) {
+            News::Unsettled => {}
+            News::Same => is_rejected.store(false, Ordering::Relaxed),
+            News::Changed(tokens) => {
+                is_rejected.store(false, Ordering::Relaxed);
+                tracing::info!(target: AUDIT, event = "admin.tokens.loaded", tokens = tokens.len(), "the tokens of the debug listener have changed");
+                gate.replace(tokens.clone());
+            }
+            News::Unusable(error) => {
+                is_rejected.store(true, Ordering::Relaxed);
+                if complaints.is_due() {
+                    tracing::error!(event = "admin.tokens.unusable", %error, "ADMIN_TOKEN_FILE has changed and cannot be used; the last valid tokens stay in force");
                 }
             }
-        }
-    }
-
-    /// Puts `tokens` in force, if they are others.
-    fn take(&mut self, tokens: AdminTokens) {
-        if tokens != self.tokens {
-            tracing::info!(target: AUDIT, event = "admin.tokens.loaded", tokens = tokens.len(), "the tokens of the debug listener have changed");
-            self.gate.replace(tokens.clone());
-            self.tokens = tokens;
-        }
+        };
+        let slow = |passed: Duration| {
+            tracing::warn!(
+                event = "admin.tokens.slow",
+                seconds = passed.as_secs(),
+                "still reading ADMIN_TOKEN_FILE: its file system may be stuck; the last valid tokens stay in force"
+            );
+        };
+        follow(EVERY, move || tokens(&file), slow, apply).await;
     }
 }
 

@@ -5,10 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::time::sleep;
-
 use crate::edge::callers::CallerGate;
-use crate::file::{Named, Unusable, apart};
+use crate::file::{Named, News, Settled, Unusable, follow};
 use crate::model::Callers;
 use crate::rulefile::callers::{MAX_CALLERS_BYTES, compile};
 use crate::rulefile::{File, InvalidRules};
@@ -27,9 +25,8 @@ const LOG_WARNING: fn(String) = |warning| tracing::warn!(event = "callers.warnin
 pub(super) struct CallersFile {
     file: Named,
     path: String,
-    /// The last content.
+    /// The content at the start.
     content: Vec<u8>,
-    is_valid: bool,
     gate: Arc<CallerGate>,
     is_rejected: Arc<AtomicBool>,
 }
@@ -61,7 +58,7 @@ impl CallersFile {
             );
         }
         let gate = Arc::new(CallerGate::new(callers));
-        Ok(Some(Self { file, path, content, is_valid: true, gate, is_rejected: Arc::default() }))
+        Ok(Some(Self { file, path, content, gate, is_rejected: Arc::default() }))
     }
 
     /// Returns the gate, which has the last valid content.
@@ -75,56 +72,45 @@ impl CallersFile {
     }
 
     /// Reads the file again and again, for ever. What is invalid changes nothing.
-    pub(super) async fn follow(mut self) {
-        let complaints = LogThrottle::new();
-        let mut last = self.content.clone();
-        loop {
-            sleep(EVERY).await;
-            let file = self.file.clone();
-            let read = apart(
-                move || bytes(&file),
-                |passed| {
-                    tracing::warn!(
-                        event = "callers.slow",
-                        seconds = passed.as_secs(),
-                        "still reading CALLERS_FILE: its file system may be stuck; the last valid content stays in force"
-                    );
-                },
-            );
-            match read.await {
-                Ok(Ok(content)) if content == last => self.take(content),
-                // It may be in the middle of a write.
-                Ok(Ok(content)) => last = content,
-                Ok(Err(error)) => {
-                    self.is_rejected.store(true, Ordering::Relaxed);
+    pub(super) async fn follow(self) {
+        let Self { file, path, content, gate, is_rejected } = self;
+        let (complaints, mut settled, mut is_valid) = (LogThrottle::new(), Settled::new(content), true);
+        let apply = |read: Result<Vec<u8>, Unusable>| {
+            match settled.next(read) {
+                News::Unsettled => return,
+                News::Same => {}
+                News::Changed(content) => {
+                    let compiled = compiled(&path, content, LOG_WARNING);
+                    is_valid = compiled.is_ok();
+                    match compiled {
+                        Ok(callers) => {
+                            let grants = callers.grants().len();
+                            gate.replace(callers);
+                            tracing::info!(event = "callers.loaded", grants, "the rights of callers have changed");
+                        }
+                        Err(invalid) => tracing::error!(
+                            event = "callers.rejected",
+                            "the new CALLERS_FILE is invalid, so the last valid content stays in force:\n{invalid}"
+                        ),
+                    }
+                }
+                News::Unusable(error) => {
                     if complaints.is_due() {
                         tracing::error!(event = "callers.unreadable", %error, "CALLERS_FILE cannot be read; the last valid content stays in force");
                     }
+                    return is_rejected.store(true, Ordering::Relaxed);
                 }
-                // The panic hook has logged it.
-                Err(_) => return,
             }
-        }
-    }
-
-    /// Puts `content` in force, if it is another one and valid.
-    fn take(&mut self, content: Vec<u8>) {
-        if content != self.content {
-            let compiled = compiled(&self.path, &content, LOG_WARNING);
-            (self.content, self.is_valid) = (content, compiled.is_ok());
-            match compiled {
-                Ok(callers) => {
-                    let grants = callers.grants().len();
-                    self.gate.replace(callers);
-                    tracing::info!(event = "callers.loaded", grants, "the rights of callers have changed");
-                }
-                Err(invalid) => tracing::error!(
-                    event = "callers.rejected",
-                    "the new CALLERS_FILE is invalid, so the last valid content stays in force:\n{invalid}"
-                ),
-            }
-        }
-        self.is_rejected.store(!self.is_valid, Ordering::Relaxed);
+            is_rejected.store(!is_valid, Ordering::Relaxed);
+        };
+        let slow = |passed: Duration| {
+            tracing::warn!(
+                event = "callers.slow",
+                seconds = passed.as_secs(),
+                "still reading CALLERS_FILE: its file system may be stuck; the last valid content stays in force"
+            );
+        };
+        follow(EVERY, move || bytes(&file), slow, apply).await;
     }
 }
 

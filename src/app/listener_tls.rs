@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustls::pki_types::PrivateKeyDer;
-use tokio::time::sleep;
 
 use crate::file::pem::{Certificates, Validity, certificates, private_key};
-use crate::file::{Unusable, apart};
+use crate::file::{Unusable, follow};
 use crate::model::Clock;
 use crate::serve::tls::InvalidTls;
 use crate::serve::{Alpn, Clients, Identity, ListenerTls};
@@ -118,23 +117,8 @@ impl ListenerFiles {
 
     /// Reads the files every second, for ever, and gives `tls` what has changed. What cannot be used changes nothing.
     pub(super) async fn follow(mut self, tls: Tls) {
-        let complaints = LogThrottle::new();
-        let mut was_wrong = false;
-        loop {
-            sleep(EVERY).await;
-            let settings = self.settings.clone();
-            let read = apart(
-                move || read(&settings),
-                |passed| {
-                    tracing::warn!(
-                        event = "tls.slow",
-                        seconds = passed.as_secs(),
-                        "still reading the TLS files of the gRPC listener: their file system may be stuck; the last content stays in use"
-                    );
-                },
-            );
-            // The panic hook has logged an error.
-            let Ok(read) = read.await else { continue };
+        let (complaints, mut was_wrong, settings) = (LogThrottle::new(), false, self.settings.clone());
+        let apply = |read| {
             let wrong = self.take(read, &tls);
             // A certificate and its key are seldom written at the same moment, so a mismatch counts the second time.
             if was_wrong && !wrong.is_empty() && complaints.is_due() {
@@ -142,7 +126,15 @@ impl ListenerFiles {
                 tracing::warn!(event = "tls.unusable", error = %wrong, "TLS files of the gRPC listener have changed and cannot be used; the last good ones stay in use");
             }
             was_wrong = !wrong.is_empty();
-        }
+        };
+        let slow = |passed: Duration| {
+            tracing::warn!(
+                event = "tls.slow",
+                seconds = passed.as_secs(),
+                "still reading the TLS files of the gRPC listener: their file system may be stuck; the last content stays in use"
+            );
+        };
+        follow(EVERY, move || read(&settings), slow, apply).await;
     }
 
     /// Gives `tls` what has changed in the files. Returns what cannot be used.

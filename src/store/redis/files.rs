@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::sleep;
-
-use crate::file::{Unusable, apart};
+use crate::file::{self, Unusable};
 use crate::telemetry::throttle::LogThrottle;
 
 /// Interval between two reads of a file: 1 s.
@@ -18,18 +16,13 @@ where
     R: Fn() -> Result<bool, Unusable> + Clone + Send + 'static,
 {
     let complaints = LogThrottle::new();
-    loop {
-        sleep(EVERY).await;
-        let read = apart(read_again.clone(), |passed| report_slow(what, passed));
-        match read.await {
-            Ok(Ok(false)) => {}
-            Ok(Ok(true)) => changed(),
-            Ok(Err(error)) if complaints.is_due() => report_unreadable(what, &error),
-            Ok(Err(_)) => {}
-            // The panic hook has logged it.
-            Err(_) => return,
-        }
-    }
+    let apply = |read| match read {
+        Ok(false) => {}
+        Ok(true) => changed(),
+        Err(error) if complaints.is_due() => report_unreadable(what, &error),
+        Err(_) => {}
+    };
+    file::follow(EVERY, read_again, |passed| report_slow(what, passed), apply).await;
 }
 
 /// Logs that reading `what` has taken `passed` so far.
