@@ -27,7 +27,7 @@ mod undecided;
 use super::answer::{Answers, Format, StoreUnavailable};
 use super::callers::{ConnectionCaller, Denied};
 use super::delay::{Caller, Held, Hold, Permits};
-use super::message::{self, Compression, Message, Read, Skimmed, Unreadable, WireRequest};
+use super::message::{self, Compression, LARGEST_MESSAGE, Message, Read, Skimmed, Unreadable, WireRequest};
 use crate::limiter::{CallerTime, Limiter, by_domain};
 use crate::model::{InvalidRequest, Request, Rights};
 use crate::proto::DESCRIPTORS;
@@ -396,9 +396,10 @@ impl Services {
                 .register_encoded_file_descriptor_set(DESCRIPTORS)
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         };
-        let others = Routes::new(health_service)
-            .add_service(reflection().build_v1()?)
-            .add_service(reflection().build_v1alpha()?)
+        // A larger message would be kept by tonic, and in no account (`RequestBody`).
+        let others = Routes::new(health_service.max_decoding_message_size(LARGEST_MESSAGE))
+            .add_service(reflection().build_v1()?.max_decoding_message_size(LARGEST_MESSAGE))
+            .add_service(reflection().build_v1alpha()?.max_decoding_message_size(LARGEST_MESSAGE))
             .prepare();
         Ok((Self { edge: Arc::new(edge), others }, health))
     }

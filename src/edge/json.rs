@@ -15,6 +15,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use futures_util::StreamExt;
 use http_body::Body as _;
+use http_body_util::BodyExt;
 use prost_types::value::Kind;
 use prost_types::{Struct, Value};
 use tokio::sync::Semaphore;
@@ -206,19 +207,14 @@ impl HttpEdge {
         (time, format, longest): (CallerTime, Format<T>, Duration),
         span: &mut Option<Span>,
     ) -> Result<T, UnreadBody> {
-        if body.size_hint().exact().is_some_and(|bytes| bytes > self.most_bytes as u64) {
-            return Err(UnreadBody::TooLarge(body.into_data_stream()));
-        }
-        let caller = caller(head).map(|caller| &**caller);
-        let mut permits = self.bodies.permits();
-        let end = permits.end();
-        let body = tokio::select! {
-            body = self.whole(body, &mut permits, longest) => body?,
-            () = end.notified() => {
-                self.edge.telemetry().call_limited(Cause::LateBody);
-                return Err(UnreadBody::Broken);
-            }
+        let announced = body.size_hint().exact().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        let (body, permits) = match announced {
+            Some(bytes) if bytes > self.most_bytes => return Err(UnreadBody::TooLarge(body.into_data_stream())),
+            Some(bytes) if bytes <= UNCOUNTED_BYTES => (self.small(body).await?, None),
+            // Boxed, so that small requests do not carry it.
+            _ => Box::pin(self.large(body, longest)).await?,
         };
+        let caller = caller(head).map(|caller| &**caller);
         let held = {
             let _turn = message::turn(body.len() > FEW_BYTES).await;
             let mut request = read::read(&body).map_err(|error| UnreadBody::Undecided(not_json(&error)))?;
@@ -233,6 +229,32 @@ impl HttpEdge {
 
     fn span(&self, head: &Parts) -> Option<Span> {
         self.edge.telemetry().request(Way::Http { interface: HttpInterface::Json, method: &head.method }, &head.headers)
+    }
+
+    /// Reads a body of up to [`UNCOUNTED_BYTES`]. One that arrived in one piece is not copied.
+    async fn small(&self, mut body: Body) -> Result<Bytes, UnreadBody> {
+        let mut whole = Bytes::new();
+        while !body.is_end_stream()
+            && let Some(frame) = body.frame().await
+        {
+            let Ok(part) = frame.map_err(|error| self.broken_off(error))?.into_data() else { continue };
+            whole = if whole.is_empty() { part } else { [&whole[..], &part].concat().into() };
+        }
+        Ok(whole)
+    }
+
+    /// Reads a larger body, unless others need its memory before it has arrived.
+    async fn large(&self, body: Body, longest: Duration) -> Result<(Bytes, Option<BodyPermits>), UnreadBody> {
+        let mut permits = self.bodies.permits();
+        let end = permits.end();
+        let whole = tokio::select! {
+            whole = self.whole(body, &mut permits, longest) => whole?,
+            () = end.notified() => {
+                self.edge.telemetry().call_limited(Cause::LateBody);
+                return Err(UnreadBody::Broken);
+            }
+        };
+        Ok((whole, Some(permits)))
     }
 
     /// Reads a body whole, with `permits` for its bytes, for which it waits at most `longest`.

@@ -105,7 +105,9 @@ async fn calls_with_thousands_of_header_fields_take_little_memory_and_are_all_an
 
 #[tokio::test]
 async fn bodies_without_an_end_take_bounded_memory() {
-    for (size, largest) in [(8_183, LARGEST_CONNECTION), (256, LARGEST_CONNECTION_IN_SMALL_FRAMES)] {
+    // Messages of 1 MiB, the largest, or of 4 MiB.
+    let small_frames = LARGEST_CONNECTION_IN_SMALL_FRAMES;
+    for (length, size, largest) in [(16, 8_183, LARGEST_CONNECTION), (16, 256, small_frames), (64, 256, small_frames)] {
         let attacked = Attacked::start().await;
         let (client, _connection) = h2_client(attacked.server.grpc).await;
         let mut bodies = Vec::new();
@@ -114,9 +116,9 @@ async fn bodies_without_an_end_take_bounded_memory() {
             body.reserve_capacity(64 * 1_024);
             bodies.push(body);
         }
-        // A message of 4 MiB begins, and then as much of it as the server takes.
+        // A message begins, and then as much of it as the server takes.
         let mut flood = tokio::spawn(async move {
-            let begun = Bytes::from_static(&[0, 0, 64, 0, 0]);
+            let begun = Bytes::from(vec![0, 0, length, 0, 0]);
             bodies.iter_mut().for_each(|body| body.send_data(begun.clone(), false).unwrap());
             let piece = Bytes::from(vec![0; size]);
             loop {
@@ -144,9 +146,9 @@ async fn forty_connections_together_take_bounded_memory() {
         hostile.push(tokio::spawn(async move {
             for call in 0..CALLS {
                 let mut begun = frame(HEADERS, END_HEADERS, 2 * call + 1, &head());
-                // A message of 4 MiB begins, and then nearly as much of it as the windows allow, in frames that h2 keeps one by one.
+                // A message of 1 MiB begins, and then nearly as much of it as the windows allow, in frames that h2 keeps one by one.
                 // With more, the connection's window is exceeded and the connection ends.
-                begun.extend(frame(DATA, 0, 2 * call + 1, &[0, 0, 64, 0, 0]));
+                begun.extend(frame(DATA, 0, 2 * call + 1, &[0, 0, 16, 0, 0]));
                 (0..15).for_each(|_| begun.extend(frame(DATA, 0, 2 * call + 1, &[0; 512])));
                 peer.send(&begun).await.unwrap();
             }
@@ -202,10 +204,10 @@ async fn heads_without_an_end_on_a_thousand_connections_take_bounded_memory() {
 
 #[tokio::test]
 async fn messages_that_claim_much_and_bring_little_take_what_they_bring() {
-    // Messages of 2 MiB begin. Where room was made for all of each, they took 2 GB together.
+    // Messages of 1 MiB begin. Where room was made for all of each, they took 1 GB together.
     let begun = [
         frame(HEADERS, END_HEADERS, 1, &head_of("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")),
-        frame(DATA, 0, 1, &[&[0, 0, 32, 0, 0][..], &[0; 8_000]].concat()),
+        frame(DATA, 0, 1, &[&[0, 0, 16, 0, 0][..], &[0; 8_000]].concat()),
     ];
     a_thousand_connections_send(&begun.concat(), LARGEST_PROCESS / 4).await;
 }
@@ -243,9 +245,9 @@ async fn a_body_that_waits_for_room_is_not_late() {
         body.send_data(bytes, is_end).unwrap();
         (answer, body)
     };
-    // Three bodies without an end: two fill the room, one has the turn. They end one after the other.
-    let half = large_message(4 << 20).slice(..CONNECTION_BYTES_TO_BEGIN * 2 / 3);
-    let hostile = [begin(half.clone(), false).await, begin(half.clone(), false).await, begin(half, false).await];
+    // Three bodies without an end: one fills the room, one has the turn. They end one after the other.
+    let most = large_message(CONNECTION_BYTES - 100).slice(..CONNECTION_BYTES * 2 / 3);
+    let hostile = [begin(most.clone(), false).await, begin(most.clone(), false).await, begin(most, false).await];
     tokio::time::sleep(allowed / 2).await;
     let began = Instant::now();
     let (answer, _body) = begin(large_message(60 * 1_024), true).await;
