@@ -132,6 +132,33 @@ fn position(variable: &str) -> (usize, &'static str) {
     (FIRST.len() + place, heading)
 }
 
+pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    serve(matches).or_else(|error| match is_json(Some(matches)) {
+        true => {
+            app::failed(&error);
+            Ok(ExitCode::from(FAILED))
+        }
+        false => Err(error),
+    })
+}
+
+fn serve(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let settings = Settings::read(|name| given(Some(matches), name))?;
+    let ignored: Vec<String> = matches.get_many(IGNORED).into_iter().flatten().cloned().collect();
+    app::serve(&settings, &app::source_choice(&settings, paths(matches))?, &ignored)
+}
+
+/// Returns the text of a setting: its flag, else its variable. A variable without a row in the settings table has no flag.
+fn given(matches: Option<&ArgMatches>, name: &str) -> Option<String> {
+    let flag = || matches?.try_get_one::<String>(name).ok().flatten().cloned();
+    flag().or_else(|| app::environment(name))
+}
+
+/// Returns true if log lines are JSON, also if other settings are wrong.
+pub(super) fn is_json(matches: Option<&ArgMatches>) -> bool {
+    given(matches, "LOG_FORMAT").is_some_and(|text| LogFormat::named(text.trim()) == Some(LogFormat::Json))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,31 +185,4 @@ mod tests {
             assert_eq!(position(variable).1, heading, "{variable}");
         }
     }
-}
-
-pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    serve(matches).or_else(|error| match is_json(Some(matches)) {
-        true => {
-            app::failed(&error);
-            Ok(ExitCode::from(FAILED))
-        }
-        false => Err(error),
-    })
-}
-
-fn serve(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let settings = Settings::read(|name| given(Some(matches), name))?;
-    let ignored: Vec<String> = matches.get_many(IGNORED).into_iter().flatten().cloned().collect();
-    app::serve(&settings, &app::source_choice(&settings, paths(matches))?, &ignored)
-}
-
-/// Returns the text of a setting: its flag, else its variable. A variable without a row in the settings table has no flag.
-fn given(matches: Option<&ArgMatches>, name: &str) -> Option<String> {
-    let flag = || matches?.try_get_one::<String>(name).ok().flatten().cloned();
-    flag().or_else(|| app::environment(name))
-}
-
-/// Returns true if log lines are JSON, also if other settings are wrong.
-pub(super) fn is_json(matches: Option<&ArgMatches>) -> bool {
-    given(matches, "LOG_FORMAT").is_some_and(|text| LogFormat::named(text.trim()) == Some(LogFormat::Json))
 }

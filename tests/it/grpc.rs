@@ -35,6 +35,7 @@ pub fn request(domain: &str, descriptors: impl IntoIterator<Item = RateLimitDesc
 }
 
 /// The message of a request.
+#[expect(clippy::needless_pass_by_value, reason = "it is mapped over calls")]
 pub fn message(request: RateLimitRequest) -> Message {
     Message::of(request.encode_to_vec().into(), || 100)
 }
