@@ -116,7 +116,7 @@ pub fn serve(settings: &Settings, source: &SourceChoice, ignored: &[String]) -> 
     let code = runtime.block_on(async {
         let mut signals = Signals::new()?;
         let (given, choice) = (settings.clone(), source.clone());
-        let read = file::apart(
+        let read = file::blocking(
             move || Read::all(&given, choice),
             |passed| {
                 tracing::warn!(

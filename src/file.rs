@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 use thiserror::Error;
 
-mod apart;
+mod blocking;
 mod follow;
 #[cfg(feature = "server")]
 pub mod pem;
 
-pub use apart::apart;
+pub use blocking::blocking;
 pub use follow::{News, Settled, follow};
 
 /// Maximum size of one list (`values_file`): 64 MiB. A million addresses take 16 MB.

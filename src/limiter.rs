@@ -11,7 +11,7 @@ use crate::model::{
 };
 use crate::rules;
 use crate::rules::live::{LiveRules, Snapshot};
-use crate::rules::{MOST_CHARGES, Matched, MatchedItem, MatchedKind, Origin, Rule, RuleLimit, RuleSet};
+use crate::rules::{ChargeOrigin, MOST_CHARGES, Matched, MatchedItem, MatchedKind, Rule, RuleLimit, RuleSet};
 use crate::store::Verdicts;
 use crate::store::guard::Guard;
 
@@ -175,9 +175,9 @@ fn limits<'m, 'a>(
 }
 
 /// Returns the item of each charge, and the origin of the charge.
-fn origins<'m, 'a>(matched: &'m Matched<'a>) -> impl Iterator<Item = (&'m MatchedItem<'a>, Origin<'a>)> + Clone {
+fn origins<'m, 'a>(matched: &'m Matched<'a>) -> impl Iterator<Item = (&'m MatchedItem<'a>, ChargeOrigin<'a>)> + Clone {
     matched.items.iter().flat_map(|item| {
-        let origins: &[Origin<'a>] = match &item.kind {
+        let origins: &[ChargeOrigin<'a>] = match &item.kind {
             MatchedKind::Limited(origins) => origins,
             _ => &[],
         };
@@ -185,7 +185,10 @@ fn origins<'m, 'a>(matched: &'m Matched<'a>) -> impl Iterator<Item = (&'m Matche
     })
 }
 
-fn answered<'a>((item, from): (&MatchedItem<'a>, Origin<'a>), (charge, verdict): (&Charge, &Verdict)) -> Answered<'a> {
+fn answered<'a>(
+    (item, from): (&MatchedItem<'a>, ChargeOrigin<'a>),
+    (charge, verdict): (&Charge, &Verdict),
+) -> Answered<'a> {
     // A limit that the request sent has no name.
     let named = from.limit.filter(|_| !item.is_overridden);
     Answered {
@@ -227,7 +230,7 @@ fn retry<'a>(
     matched: &Matched<'_>,
     answers: impl Iterator<Item = (&'a Charge, &'a Verdict)> + Clone,
 ) -> Option<Micros> {
-    let exposed_retry = |(from, (_, verdict)): (Origin<'_>, (&Charge, &Verdict))| {
+    let exposed_retry = |(from, (_, verdict)): (ChargeOrigin<'_>, (&Charge, &Verdict))| {
         verdict.retry.filter(|_| from.rule.is_none_or(|rule| rule.about().is_exposed))
     };
     let answers = origins(matched).map(|(_, from)| from).zip(answers);

@@ -215,12 +215,12 @@ pub enum MatchedKind<'a> {
     /// Refused by a `deny` rule. Charges nothing.
     Denied,
     /// Limited. Takes one of the next charges per element.
-    Limited(SmallVec<[Origin<'a>; 1]>),
+    Limited(SmallVec<[ChargeOrigin<'a>; 1]>),
 }
 
 /// Origin of a charge.
 #[derive(Clone, Copy, Debug)]
-pub struct Origin<'a> {
+pub struct ChargeOrigin<'a> {
     /// Matching rule; `None` for a limit that the request sent without one.
     pub rule: Option<&'a Rule>,
     /// Limit of the rule, if any.

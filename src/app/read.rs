@@ -14,7 +14,7 @@ use super::overlay::EMPTIED;
 use super::store::RedisFiles;
 use super::traces::Exporting;
 use super::{SENT_TWICE, failure};
-use crate::file::{self, MAX_SECRET, Named, apart};
+use crate::file::{self, MAX_SECRET, Named, blocking};
 use crate::model::Charging;
 use crate::normalize::digest::KeySecret;
 use crate::rulefile::document::MAX_FILE_BYTES;
@@ -196,7 +196,7 @@ fn load_with(
         anyhow::Ok((files, compiled.map(|(compiled, _)| compiled)))
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
-    runtime.block_on(apart(load, |passed| {
+    runtime.block_on(blocking(load, |passed| {
         eprintln!("still reading the files after {} s: their file system may be stuck", passed.as_secs());
     }))?
 }

@@ -17,7 +17,7 @@ const OWN: Duration = Duration::from_millis(3);
 
 /// Arrival of a call, and the time that its caller waits for the answer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Caller {
+pub(super) struct Arrival {
     arrived: Instant,
     time: CallerTime,
 }
@@ -33,7 +33,7 @@ pub(super) struct Held<T> {
 #[derive(Debug, Default)]
 pub(super) struct Hold {
     length: Duration,
-    _seat: Option<Permit>,
+    _permit: Option<Permit>,
 }
 
 /// Permits for delayed calls. Each delayed call is a stream of its connection and one of its caller's calls in flight.
@@ -82,9 +82,9 @@ impl Permits {
     }
 }
 
-impl Caller {
-    /// Creates a caller whose call has just arrived.
-    pub(super) fn who_waits(time: impl Into<CallerTime>) -> Self {
+impl Arrival {
+    /// Returns the arrival of a call that has just come.
+    pub(super) fn now(time: impl Into<CallerTime>) -> Self {
         Self { arrived: Instant::now(), time: time.into() }
     }
 
@@ -112,7 +112,7 @@ impl Caller {
         let length = self.time.left().map_or(asked, |left| asked.min(left.saturating_sub(passed)));
         let waited = Micros::from(length);
         decision.wait.header = decision.wait.header.saturating_sub(waited);
-        Hold { length, _seat: Some(permit) }
+        Hold { length, _permit: Some(permit) }
     }
 }
 
@@ -168,10 +168,10 @@ mod tests {
     async fn a_call_is_held_as_long_as_its_limit_asks_and_envoy_waits_for_the_rest() {
         let mut decision = waiting(Outcome::Admitted);
         let permits = Permits::new(8);
-        let hold = Caller::who_waits(None).hold(&mut decision, &permits);
+        let hold = Arrival::now(None).hold(&mut decision, &permits);
         assert_eq!((hold.length, decision.wait.header), (2_000 * MS, Micros::from_secs(1)));
         decision.wait = Wait { header: Micros::from_secs(1), hold: Micros::from_secs(2) };
-        assert_eq!(Caller::who_waits(None).hold(&mut decision, &permits).length, 2_000 * MS);
+        assert_eq!(Arrival::now(None).hold(&mut decision, &permits).length, 2_000 * MS);
         assert_eq!(decision.wait.header, Micros::ZERO, "it has waited longer than that");
         let began = Instant::now();
         assert_eq!(Held { answer: 7, hold }.over().await, 7);
@@ -180,19 +180,19 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_call_is_never_held_beyond_what_its_caller_waits() {
-        let caller = Caller::who_waits(Some(500 * MS));
+        let arrival = Arrival::now(Some(500 * MS));
         advance(100 * MS).await;
         let mut decision = waiting(Outcome::Admitted);
         let permits = Permits::new(8);
-        assert_eq!(caller.hold(&mut decision, &permits).length, 397 * MS);
+        assert_eq!(arrival.hold(&mut decision, &permits).length, 397 * MS);
         assert_eq!(decision.wait.header, Micros::from_millis(2_603), "Envoy waits for what is not waited here");
         for waited in [397, 3, 1_000] {
             advance(waited * MS).await;
             let mut decision = waiting(Outcome::Admitted);
-            let hold = caller.hold(&mut decision, &permits);
+            let hold = arrival.hold(&mut decision, &permits);
             assert_eq!((hold.length, decision.wait.header), (Duration::ZERO, Micros::from_secs(3)));
         }
-        let patient = Caller::who_waits(Some(60_000 * MS));
+        let patient = Arrival::now(Some(60_000 * MS));
         assert_eq!(patient.hold(&mut waiting(Outcome::Admitted), &permits).length, 2_000 * MS);
     }
 
@@ -201,12 +201,12 @@ mod tests {
         let time = CallerTime { timeout: Some(160 * MS), longest_delay: Some(155 * MS), ..CallerTime::default() };
         let permits = Permits::new(8);
         let mut decision = waiting(Outcome::Admitted);
-        assert_eq!(Caller::who_waits(time).hold(&mut decision, &permits).length, Duration::ZERO);
+        assert_eq!(Arrival::now(time).hold(&mut decision, &permits).length, Duration::ZERO);
         assert_eq!((decision.outcome, decision.retry), (Outcome::Refused, Some(Micros::from_secs(3))));
         for delay in [1, 155] {
             let mut decision = waiting(Outcome::Admitted);
             decision.wait = Wait { header: Micros::from_millis(delay), hold: Micros::ZERO };
-            let hold = Caller::who_waits(time).hold(&mut decision, &permits);
+            let hold = Arrival::now(time).hold(&mut decision, &permits);
             assert_eq!((hold.length, decision.outcome), (Duration::from_millis(delay), Outcome::Admitted));
             assert_eq!(decision.wait.header, Micros::ZERO, "nobody else waits");
         }
@@ -214,9 +214,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_is_refused_is_told_at_once() {
-        let caller = Caller::who_waits(None);
+        let arrival = Arrival::now(None);
         let mut decision = waiting(Outcome::Refused);
-        let hold = caller.hold(&mut decision, &Permits::new(8));
+        let hold = arrival.hold(&mut decision, &Permits::new(8));
         assert_eq!((hold.length, decision.wait.header), (Duration::ZERO, Micros::from_secs(3)));
         let began = Instant::now();
         Held { answer: (), hold }.over().await;
@@ -229,7 +229,7 @@ mod tests {
         let http = all.at_most(2);
         let is_held = |permits: &Arc<Permits>| {
             let mut decision = waiting(Outcome::Admitted);
-            let hold = Caller::who_waits(None).hold(&mut decision, permits);
+            let hold = Arrival::now(None).hold(&mut decision, permits);
             (decision.outcome == Outcome::Admitted).then_some(hold)
         };
         let first = is_held(&http).unwrap();
@@ -247,7 +247,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_would_wait_beyond_the_room_there_is_is_refused_and_not_let_pass_early() {
         let permits = Permits::new(2);
-        let hold = |decision: &mut Decision<'_>| Caller::who_waits(None).hold(decision, &permits);
+        let hold = |decision: &mut Decision<'_>| Arrival::now(None).hold(decision, &permits);
         let first = hold(&mut waiting(Outcome::Admitted));
         let second = hold(&mut waiting(Outcome::Admitted));
         assert_eq!([first.length, second.length], [2_000 * MS; 2]);

@@ -26,7 +26,7 @@ mod undecided;
 
 use super::answer::{Answers, Format, StoreUnavailable};
 use super::callers::{ConnectionCaller, Denied};
-use super::delay::{Caller, Held, Hold, Permits};
+use super::delay::{Arrival, Held, Hold, Permits};
 use super::message::{self, Compression, LARGEST_MESSAGE, Message, Read, Skimmed, Unreadable, WireRequest};
 use crate::limiter::{CallerTime, Limiter, by_domain};
 use crate::model::{InvalidRequest, Request, Rights};
@@ -184,7 +184,7 @@ impl Edge {
         (timeout, format): (CallerTime, Format<T>),
         span: Option<&mut Span>,
     ) -> Result<Held<T>, Undecided> {
-        let caller = Caller::who_waits(timeout);
+        let arrival = Arrival::now(timeout);
         let rules = self.limiter.rules();
         if !rules.can_decide(request.domain()) {
             self.telemetry.invalid();
@@ -198,7 +198,7 @@ impl Edge {
         if decision.is_too_large {
             self.telemetry.call_limited(Cause::TooLarge);
         }
-        let hold = caller.hold(&mut decision, &self.permits);
+        let hold = arrival.hold(&mut decision, &self.permits);
         self.telemetry.observe(&request, &decision, span);
         Ok(Held { answer: format(&self.answers, &request, &decision)?, hold })
     }

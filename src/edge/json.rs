@@ -32,7 +32,7 @@ use super::pages::{PageGate, PageSign};
 use crate::limiter::CallerTime;
 use crate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use crate::serve::http::Origin;
+use crate::serve::http::HttpConnection;
 use crate::telemetry::interface::HttpInterface;
 use crate::telemetry::limited::Cause;
 use crate::telemetry::traces::{Span, Way};
@@ -321,7 +321,7 @@ impl JsonAnswer {
 
 /// Returns the address of the peer. One that has already left has none.
 fn peer(head: &Parts) -> IpAddr {
-    origin(head).and_then(|origin| origin.peer).unwrap_or(Ipv4Addr::UNSPECIFIED.into())
+    connection(head).and_then(|connection| connection.peer).unwrap_or(Ipv4Addr::UNSPECIFIED.into())
 }
 
 /// Returns the caller, if callers have rights.
@@ -330,13 +330,13 @@ fn caller(head: &Parts) -> Option<&Arc<ConnectionCaller>> {
 }
 
 /// Returns what is known of the connection.
-fn origin(head: &Parts) -> Option<&Origin> {
-    head.extensions.get::<Arc<Origin>>().map(|origin| &**origin)
+fn connection(head: &Parts) -> Option<&HttpConnection> {
+    head.extensions.get::<Arc<HttpConnection>>().map(|connection| &**connection)
 }
 
 /// Returns the time of a caller that waits for `timeout`.
 fn caller_time(head: &Parts, timeout: Option<Duration>) -> CallerTime {
-    let waited = origin(head).map_or(Duration::ZERO, Origin::waited);
+    let waited = connection(head).map_or(Duration::ZERO, HttpConnection::waited);
     CallerTime { timeout, waited, longest_delay: None }
 }
 

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::apart;
+use super::blocking;
 
 /// Reads files every `every`, for ever, and gives each result to `apply`. Each read runs on a thread of its own, one at a time; `slow` is called
-/// while it takes long, as by [`apart`]. A read that panics, which the panic hook logs, has no result, and the next one follows.
+/// while it takes long, as by [`blocking`]. A read that panics, which the panic hook logs, has no result, and the next one follows.
 pub async fn follow<T: Send + 'static>(
     every: Duration,
     read: impl Fn() -> T + Clone + Send + 'static,
@@ -16,7 +16,7 @@ pub async fn follow<T: Send + 'static>(
 ) {
     loop {
         sleep(every).await;
-        if let Ok(read) = apart(read.clone(), &slow).await {
+        if let Ok(read) = blocking(read.clone(), &slow).await {
             apply(read);
         }
     }

@@ -5,7 +5,9 @@ use smallvec::SmallVec;
 
 use super::places::{Overlaid, Places, Replaced};
 use super::tree::TreeMatch;
-use super::{Domain, MOST_CHARGES, Matched, MatchedItem, MatchedKind, Origin, Rule, RuleLimit, RuleSet, SourceLimits};
+use super::{
+    ChargeOrigin, Domain, MOST_CHARGES, Matched, MatchedItem, MatchedKind, Rule, RuleLimit, RuleSet, SourceLimits,
+};
 use crate::algorithm::{Charge, Limit};
 use crate::model::{Charging, Descriptor, Hits, Request, Role};
 
@@ -139,7 +141,7 @@ impl Called<'_> {
         mark: &str,
         limits: AppliedLimits<'a>,
         matched: &mut Matched<'a>,
-        origins: &mut SmallVec<[Origin<'a>; 1]>,
+        origins: &mut SmallVec<[ChargeOrigin<'a>; 1]>,
     ) {
         let (domain, rule, hits) = (self.domain, place.rule, self.hits);
         let charging = rule.map_or(domain.charging, |rule| rule.charging);
@@ -161,6 +163,6 @@ impl Called<'_> {
             lease: from.map_or(leasing.terms(), |from| from.lease).filter(|_| limit.can_be_leased().is_ok()),
             ask: 0,
         }));
-        origins.extend(limits.into_iter().map(|applied| Origin { rule, limit: applied.from }));
+        origins.extend(limits.into_iter().map(|applied| ChargeOrigin { rule, limit: applied.from }));
     }
 }

@@ -62,7 +62,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for AnswerBody<B> {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let answer = &mut *self;
         if !answer.rest.is_empty() {
-            let _ = memory::gives(false);
+            let _ = memory::note_given(false);
             return Poll::Ready(Some(Ok(answer.piece())));
         }
         if let Some(taken) = &mut answer.taken {
@@ -70,7 +70,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for AnswerBody<B> {
             let _ = ready!(Pin::new(taken).poll(cx));
             answer.taken = None;
         }
-        memory::is_asked();
+        memory::note_asked();
         let frame = match ready!(Pin::new(&mut answer.body).poll_frame(cx)) {
             Some(Ok(frame)) => frame,
             end => return Poll::Ready(end),
@@ -79,7 +79,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for AnswerBody<B> {
             Ok(bytes) => bytes,
             Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
         };
-        let Some(account) = memory::gives(bytes.len() > UNCOUNTED_ANSWER_BYTES) else {
+        let Some(account) = memory::note_given(bytes.len() > UNCOUNTED_ANSWER_BYTES) else {
             return Poll::Ready(Some(Ok(Frame::data(bytes))));
         };
         let (sender, taken) = oneshot::channel();

@@ -102,10 +102,10 @@ pub trait Connection: Future<Output = hyper::Result<()>> + Send + 'static {
 }
 
 /// Service that both protocols can serve; implemented for every tower service with these types.
-pub trait Answering:
+pub trait CallService:
     Service<
         Request<RequestBody>,
-        Response = Response<<Self as Answering>::Body>,
+        Response = Response<<Self as CallService>::Body>,
         Error = Infallible,
         Future: Send + Unpin + 'static,
     > + Clone
@@ -116,7 +116,7 @@ pub trait Answering:
     type Body: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin + Send + 'static;
 }
 
-impl<S, B> Answering for S
+impl<S, B> CallService for S
 where
     S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send + Unpin + 'static,
@@ -161,7 +161,7 @@ impl<S> Http2<S> {
     }
 }
 
-impl<S: Answering> Protocol for Http2<S> {
+impl<S: CallService> Protocol for Http2<S> {
     type Connection = http2::Connection<TokioIo<Socket>, Calls<S>, Runner>;
 
     /// Returns the preface, 24 bytes, and the head of the first frame, 9 (RFC 9113, 3.4 and 4.1).
@@ -213,7 +213,7 @@ impl Timer for TurnTimer {
     }
 }
 
-impl<S: Answering> Connection for http2::Connection<TokioIo<Socket>, Calls<S>, Runner> {
+impl<S: CallService> Connection for http2::Connection<TokioIo<Socket>, Calls<S>, Runner> {
     fn finish(self: Pin<&mut Self>) {
         self.graceful_shutdown();
     }
@@ -246,7 +246,7 @@ impl<S> Http1<S> {
     }
 }
 
-impl<S: Answering> Protocol for Http1<S> {
+impl<S: CallService> Protocol for Http1<S> {
     type Connection = http1::Connection<TokioIo<Socket>, Calls<S>>;
 
     /// Returns 1, for any first byte: the rest of the head has hyper's own timeout.
@@ -255,17 +255,18 @@ impl<S: Answering> Protocol for Http1<S> {
     }
 
     fn connect(&self, socket: Socket, activity: &Activity, peer: &Peer) -> Self::Connection {
-        let origin = Origin { peer: socket.peer_address(), read_empty: socket.read_empty(), state: socket.state() };
+        let connection =
+            HttpConnection { peer: socket.peer_address(), read_empty: socket.read_empty(), state: socket.state() };
         let introduction = self.introduce.as_ref().map(|introduce| introduce(peer.names()));
         let activity = Some(activity.clone());
-        let calls = Calls { origin: Some(Arc::new(origin)), activity, introduction, ..self.calls.clone() };
+        let calls = Calls { connection: Some(Arc::new(connection)), activity, introduction, ..self.calls.clone() };
         let mut builder = self.builder.clone();
         builder.timer(HeadTimer::new(socket.state(), self.head));
         builder.serve_connection(TokioIo::new(socket), calls)
     }
 }
 
-impl<S: Answering> Connection for http1::Connection<TokioIo<Socket>, Calls<S>> {
+impl<S: CallService> Connection for http1::Connection<TokioIo<Socket>, Calls<S>> {
     fn finish(self: Pin<&mut Self>) {
         self.graceful_shutdown();
     }
@@ -283,7 +284,7 @@ pub struct Calls<S> {
     /// Memory account of a connection of gRPC, which may have many calls at once.
     account: Option<Arc<Account>>,
     /// Passed to HTTP requests; gRPC calls have an account that knows their wait.
-    origin: Option<Arc<Origin>>,
+    connection: Option<Arc<HttpConnection>>,
     /// Counts the HTTP requests in flight. gRPC calls are counted by their tasks.
     activity: Option<Activity>,
     /// Adds to each call what is known of its peer.
@@ -292,13 +293,13 @@ pub struct Calls<S> {
 
 impl<S> Calls<S> {
     fn new(service: S, body: Duration, account: Option<Arc<Account>>) -> Self {
-        Self { service, body, account, origin: None, activity: None, introduction: None }
+        Self { service, body, account, connection: None, activity: None, introduction: None }
     }
 }
 
 /// Connection of an HTTP request, as its handlers know it.
 #[derive(Debug)]
-pub struct Origin {
+pub struct HttpConnection {
     /// Address of the peer. One that has already left has none.
     pub peer: Option<IpAddr>,
     /// Measures how long a request has waited.
@@ -307,7 +308,7 @@ pub struct Origin {
     state: State,
 }
 
-impl Origin {
+impl HttpConnection {
     /// Returns the longest time for which a request of this connection can have waited for its thread.
     pub fn waited(&self) -> Duration {
         self.read_empty.waited()
@@ -316,7 +317,7 @@ impl Origin {
 
 /// Call that is being answered.
 #[derive(Debug)]
-pub struct Answered<F> {
+pub struct ResponseFuture<F> {
     answer: F,
     /// True until the first poll if the call is endless, so that it does not make its connection busy.
     is_endless: bool,
@@ -326,11 +327,11 @@ pub struct Answered<F> {
 
 impl<S> HyperService<Request<Incoming>> for Calls<S>
 where
-    S: Answering,
+    S: CallService,
 {
-    type Response = Response<AnswerBody<<S as Answering>::Body>>;
+    type Response = Response<AnswerBody<<S as CallService>::Body>>;
     type Error = Infallible;
-    type Future = Answered<S::Future>;
+    type Future = ResponseFuture<S::Future>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let path = request.uri().path();
@@ -345,19 +346,19 @@ where
         if self.account.is_some() && !body.has_arrived() {
             head::reduce(&mut head);
         }
-        if let Some(origin) = &self.origin {
-            origin.state.note_request();
-            head.extensions.insert(Arc::clone(origin));
+        if let Some(connection) = &self.connection {
+            connection.state.note_request();
+            head.extensions.insert(Arc::clone(connection));
         }
         if let Some(introduction) = &self.introduction {
             introduction(&mut head.extensions);
         }
         let in_flight = self.activity.as_ref().map(Activity::call);
-        Answered { answer: self.service.clone().call(Request::from_parts(head, body)), is_endless, in_flight }
+        ResponseFuture { answer: self.service.clone().call(Request::from_parts(head, body)), is_endless, in_flight }
     }
 }
 
-impl<F, B, E> Future for Answered<F>
+impl<F, B, E> Future for ResponseFuture<F>
 where
     F: Future<Output = Result<Response<B>, E>> + Unpin,
 {

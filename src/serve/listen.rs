@@ -169,14 +169,14 @@ impl Loop {
             return Some(REFUSAL_REST);
         };
         self.tally.accepted.fetch_add(1, Ordering::Relaxed);
-        let (worker, seat) = slots_of_workers.take();
+        let (worker, worker_slot) = slots_of_workers.take();
         let (protocol, stop) = (protocol.clone(), stop.clone());
         let limits = ConnectionLimits { age: self.ages.next(), ..limits };
         let activity = Activity::new(self.began, Arc::clone(&self.is_full));
         let shared = activity.clone();
         let tls = self.tls.clone();
         let connection = async move {
-            let _held = (slot, seat);
+            let _held = (slot, worker_slot);
             let state = State::default();
             let ending = match tls {
                 None => match stream.register() {
@@ -188,7 +188,9 @@ impl Loop {
                     Err(error) => Ending::Failed(EndCause::Io, error.into()),
                 },
                 // Boxed, so that a connection in plaintext has no space for it.
-                Some(tls) => Box::pin(shaken(tls, protocol, (stream, client), state, activity, limits, stop)).await,
+                Some(tls) => {
+                    Box::pin(served_over_tls(tls, protocol, (stream, client), state, activity, limits, stop)).await
+                }
             };
             (ending, client)
         };
@@ -307,7 +309,7 @@ fn served<P: Protocol>(
 }
 
 /// Does the TLS handshake of a connection, and serves it until it ends.
-async fn shaken<P: Protocol>(
+async fn served_over_tls<P: Protocol>(
     tls: Arc<ListenerTls>,
     protocol: P,
     stream: (AcceptedStream, Option<IpAddr>),

@@ -119,7 +119,7 @@ pub(crate) struct Call {
     /// Place in the queue, from the first wait on.
     ticket: Option<u64>,
     has_turn: bool,
-    answer: Answering,
+    answer: AnswerProgress,
     /// Guard that makes the connection busy.
     in_flight: Option<InFlight>,
     /// Turn in which its message was inflated.
@@ -128,7 +128,7 @@ pub(crate) struct Call {
 
 /// Progress of the answer of a call.
 #[derive(Clone, Copy, Debug, Default)]
-struct Answering {
+struct AnswerProgress {
     /// Number of times that the connection asked for more of the answer, or that the peer took a part of it.
     steps: u64,
     /// True if a part was given and the peer must take it before the next step.
@@ -269,7 +269,7 @@ impl Drop for Hold {
     }
 }
 
-impl Answering {
+impl AnswerProgress {
     fn step(&mut self, is_given: bool) {
         *self = Self { steps: self.steps.wrapping_add(1), is_given };
     }
@@ -290,7 +290,7 @@ impl Call {
     /// Creates a call that holds nothing yet. `in_flight` makes its connection busy.
     pub(crate) fn new(account: Arc<Account>, in_flight: Option<InFlight>) -> Self {
         account.add(CALL_BYTES);
-        let answer = Answering::default();
+        let answer = AnswerProgress::default();
         Self { account, bytes: 0, arrived: 0, ticket: None, has_turn: false, answer, in_flight, inflation: None }
     }
 
@@ -430,13 +430,13 @@ pub(super) fn need_not_end() {
 }
 
 /// Records a request for the next part of the running call's answer.
-pub(super) fn is_asked() {
+pub(super) fn note_asked() {
     let _ = running(|call| call.answer.step(false));
 }
 
 /// Records that the running call gave a part of its answer, which the peer must take before the next. Its request no
 /// longer counts. Returns the account for the answer if `is_counted`; `None` outside of a call.
-pub(super) fn gives(is_counted: bool) -> Option<Arc<Account>> {
+pub(super) fn note_given(is_counted: bool) -> Option<Arc<Account>> {
     running(|call| {
         call.answer.step(true);
         call.release_request();

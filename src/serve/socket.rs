@@ -50,7 +50,7 @@ pub struct Socket {
     turn: u64,
     unopened_bytes: usize,
     state: State,
-    http2: Option<Http2>,
+    http2: Option<Http2State>,
     read_empty: Arc<ReadEmpty>,
     /// Timer until the next turn that may read, while the connection waits for memory.
     rest: Option<Pin<Box<Sleep>>>,
@@ -67,7 +67,7 @@ struct Linger {
 
 /// State that the socket keeps for an HTTP/2 connection.
 #[derive(Debug)]
-struct Http2 {
+struct Http2State {
     account: Arc<Account>,
     frames: FrameReader,
     /// Bytes in the account for a head whose end has not arrived. `late_head` is the timer of its deadline.
@@ -112,7 +112,7 @@ impl Socket {
     pub(super) fn within(self, account: Arc<Account>) -> Self {
         let frames = FrameReader::new();
         let frames = if self.stream.get_ref().is_unix() { frames.repairing_authority() } else { frames };
-        let http2 = Http2 { account, frames, head_bytes: 0, late_head: None, shutdown: None };
+        let http2 = Http2State { account, frames, head_bytes: 0, late_head: None, shutdown: None };
         Self { http2: Some(http2), ..self }
     }
 
@@ -205,7 +205,7 @@ impl Socket {
     }
 }
 
-impl Http2 {
+impl Http2State {
     fn pass(&mut self, bytes: &mut [u8], cx: &mut Context<'_>) -> std::result::Result<(), FrameError> {
         self.frames.pass(bytes)?;
         self.account.reads_around(self.frames.take_around());
@@ -231,7 +231,7 @@ impl Http2 {
     }
 }
 
-impl Drop for Http2 {
+impl Drop for Http2State {
     fn drop(&mut self) {
         self.account.change(self.head_bytes, 0);
     }
@@ -273,7 +273,7 @@ impl AsyncRead for Socket {
             self.has_read(bytes);
         }
         // Bytes that have arrived meanwhile are read first, however long the socket was not read.
-        if let Some(Http2 { late_head: Some(late), .. }) = &mut self.http2
+        if let Some(Http2State { late_head: Some(late), .. }) = &mut self.http2
             && read.is_pending()
             && late.as_mut().poll(cx).is_ready()
         {

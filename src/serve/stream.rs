@@ -60,7 +60,7 @@ impl Link {
     }
 
     /// Wraps `stream` for a TLS handshake, in which the peer may send `most` bytes.
-    pub(super) fn shaking(stream: NetStream, stall: Duration, most: usize) -> Self {
+    pub(super) fn for_handshake(stream: NetStream, stall: Duration, most: usize) -> Self {
         Self { bound: Some(Box::new(Bound::Handshake { left: most, most })), ..Self::plain(stream, stall) }
     }
 
@@ -277,7 +277,7 @@ mod tests {
     #[tokio::test]
     async fn a_turn_of_tls_reads_a_bounded_number_of_encrypted_bytes() {
         let state = State::default();
-        let mut tcp = Link::shaking(flooded().await, Duration::from_secs(10), 0);
+        let mut tcp = Link::for_handshake(flooded().await, Duration::from_secs(10), 0);
         tcp.settle(state.clone()).unwrap();
         for _ in 0..3 {
             let bytes = read_turn(&mut tcp).await.unwrap();
@@ -306,7 +306,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_handshake_reads_a_bounded_number_of_bytes() {
-        let mut tcp = Link::shaking(flooded().await, Duration::from_secs(10), 10_000);
+        let mut tcp = Link::for_handshake(flooded().await, Duration::from_secs(10), 10_000);
         let error = read_turn(&mut tcp).await.unwrap_err();
         let error = error.get_ref().and_then(|error| error.downcast_ref::<HandshakeTooLarge>());
         assert_eq!(error.map(ToString::to_string).as_deref(), Some("the TLS handshake is larger than 10000 bytes"));

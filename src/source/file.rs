@@ -9,7 +9,7 @@ use self::find::Location;
 use self::load::{Loader, Look, NotLoaded};
 use self::watch::{Trigger, Watch};
 use super::{RuleSink, RuleSource};
-use crate::file::apart;
+use crate::file::blocking;
 use crate::rulefile::Documents;
 
 pub mod find;
@@ -64,7 +64,7 @@ impl RuleSource for FileSource {
                 let reload = Arc::clone(&reload);
                 move || reload.lock().once(trigger)
             };
-            let loaded = apart(once, |passed| sink.is_slow(passed)).await;
+            let loaded = blocking(once, |passed| sink.is_slow(passed)).await;
             sink.ended(loaded.err().map(|error| error.to_string()).as_deref());
             trigger = tokio::select! {
                 trigger = watch.changed() => trigger,

@@ -20,7 +20,7 @@ use self::status::{Answered, XdsStatus};
 use self::stream::{Event, StreamEnd, next, open};
 use self::weight::Received;
 use super::{NotOpened, RuleSink, RuleSource};
-use crate::file::apart;
+use crate::file::blocking;
 use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use crate::proto::google::rpc;
@@ -333,7 +333,7 @@ impl XdsSource {
             };
             (is_decoded, taken, resources)
         };
-        let loaded = apart(load, |passed| sink.is_slow(passed)).await.map_err(|error| {
+        let loaded = blocking(load, |passed| sink.is_slow(passed)).await.map_err(|error| {
             sink.ended(Some(&error.to_string()));
             StreamEnd::Panicked(error.to_string())
         })?;
@@ -386,7 +386,7 @@ impl XdsSource {
     /// Puts the rules of the state directory in force.
     async fn restore(&mut self, sink: &Arc<dyn RuleSink>) {
         let Some(state) = self.state.clone() else { return };
-        let read = apart(move || state.read(), |passed| sink.is_slow(passed)).await;
+        let read = blocking(move || state.read(), |passed| sink.is_slow(passed)).await;
         let restored = match read.unwrap_or_else(|error| Err(error.to_string())) {
             Ok(None) => return,
             // An empty set limits nothing. Without it, the start waits for the control plane.

@@ -154,6 +154,30 @@ async fn a_large_request_and_a_small_one_are_answered_alike() {
     }
 }
 
+#[tokio::test]
+async fn beyond_the_bound_on_a_request_its_domain_decides_over_http_too() {
+    let rules = format!("{RULES}requests: {{ from_gateway: none, trusted_proxies: [127.0.0.1] }}\n");
+    let server = Tidegate::start(rule_file(&rules).path(), &[]).await;
+    let ask = async |path: &str, item: &str, count: usize| {
+        let domain = if path == "/json" { "\"domain\":\"d\"," } else { "" };
+        let body = format!("{{{domain}\"descriptors\":[{}]}}", vec![item; count].join(","));
+        http::post(server.http, path, body).header("content-type", "application/json").await
+    };
+    for path in ["/json", "/check/d"] {
+        for (what, item, most) in [("charges", r#"{"entries":[{"key":"k"}]}"#, 1_000), ("descriptors", "{}", 10_000)] {
+            let within = ask(path, item, most).await;
+            assert_eq!(within.status, 200, "{path}, {most} {what}: {within}");
+            let beyond = ask(path, item, most + 1).await;
+            assert_eq!(beyond.status, 429, "{path}, {most} {what} and one more: {beyond}");
+            assert_eq!(beyond.contains("too_large"), path == "/json", "{beyond}");
+        }
+    }
+    let page = server.metrics().await;
+    assert!(page.contains("tidegate_calls_limited_total{cause=\"too_large\"} 4\n"), "{page}");
+    let left = http::post(server.http, "/json", r#"{"domain":"d","descriptors":[{"entries":[{"key":"k"}]}]}"#).await;
+    assert!(left.contains("\"limitRemaining\":997999"), "2,000 charges were made: {left}");
+}
+
 /// Sends a request and reads nothing of the answer.
 async fn send_only(server: &Tidegate, request: Request) -> TcpStream {
     let mut socket = TcpStream::connect(server.http).await.expect("it listens");

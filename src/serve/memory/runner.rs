@@ -97,7 +97,7 @@ impl<F: Future<Output = ()> + Unpin> Future for Running<F> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::gives;
+    use super::super::note_given;
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(began.elapsed(), 3 * stall);
         let taken_slowly = Box::pin(async {
             for _ in 0..3 {
-                assert!(gives(false).is_none());
+                assert!(note_given(false).is_none());
                 tokio::time::sleep(stall / 2).await;
             }
             std::future::pending::<()>().await;

@@ -22,7 +22,7 @@ use super::super::stream::{Link, Stream};
 use super::super::tally::EndCause;
 use super::super::turn::State;
 use super::outcome::Failure;
-use super::waiting::{Place, Waiting};
+use super::waiting::{HandshakePermit, Waiting};
 use super::{Alpn, Current, HANDSHAKE_BYTES, HandshakeOutcome, LONGEST_QUEUE, ListenerTls, Peer, UNREAD_BYTES};
 
 /// A connection after its handshake.
@@ -34,9 +34,9 @@ pub(in crate::serve) struct Accepted {
 }
 
 /// Handshake that ends when this is dropped.
-struct Shaking(JoinHandle<Result<TlsStream<Link>, Failure>>);
+struct HandshakeTask(JoinHandle<Result<TlsStream<Link>, Failure>>);
 
-impl Drop for Shaking {
+impl Drop for HandshakeTask {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -61,20 +61,26 @@ impl ListenerTls {
         let mut updates = self.current.subscribe();
         let current = updates.borrow_and_update().clone();
         let waiting = Arc::clone(&self.waiting);
-        let mut shaking =
-            Shaking(thread.spawn(shake(accepted, self.alpn, current.clone(), *limits, waiting, Instant::now())));
+        let mut task = HandshakeTask(thread.spawn(handshake(
+            accepted,
+            self.alpn,
+            current.clone(),
+            *limits,
+            waiting,
+            Instant::now(),
+        )));
         // The time in the queue of the thread counts too.
-        let shaken = timeout(limits.handshake, &mut shaking.0);
-        let shaken = tokio::select! {
+        let done = timeout(limits.handshake, &mut task.0);
+        let done = tokio::select! {
             biased;
-            shaken = shaken => match shaken {
-                Ok(shaken) => shaken.map_err(|error| Ending::Failed(EndCause::Failed, error.into()))?,
+            done = done => match done {
+                Ok(done) => done.map_err(|error| Ending::Failed(EndCause::Failed, error.into()))?,
                 Err(error) => Err(Failure::from(io::Error::new(io::ErrorKind::TimedOut, error))),
             },
             () = stop.wait() => return Err(Ending::Ended(EndCause::Unopened)),
             () = activity.asked_to_leave() => return Err(Ending::Ended(EndCause::Idle)),
         };
-        let shaken = shaken.and_then(|mut stream| {
+        let done = done.and_then(|mut stream| {
             let (link, session) = stream.get_mut();
             link.settle(state.clone())?;
             session.set_buffer_limit(Some(UNREAD_BYTES));
@@ -86,7 +92,7 @@ impl ListenerTls {
             };
             Ok((stream, peer))
         });
-        let (stream, peer) = shaken.map_err(|failure| {
+        let (stream, peer) = done.map_err(|failure| {
             self.outcomes.refuse(&failure, self.alpn.listener(), client);
             // As in plaintext: a peer that leaves or never says anything has not opened its connection.
             let how = match failure.outcome {
@@ -103,7 +109,7 @@ impl ListenerTls {
     }
 }
 
-async fn shake(
+async fn handshake(
     accepted: AcceptedStream,
     alpn: Alpn,
     current: Current,
@@ -115,17 +121,17 @@ async fn shake(
     if asked.elapsed() > LONGEST_QUEUE {
         return Err(crowded());
     }
-    let link = Link::shaking(accepted.register()?, limits.stall, HANDSHAKE_BYTES);
+    let link = Link::for_handshake(accepted.register()?, limits.stall, HANDSHAKE_BYTES);
     let mut handshake = TlsAcceptor::from(current.config).accept(link);
     // Only a handshake that waits for its peer takes a place, so that the queue of this thread ends none.
     let stream = match poll_fn(|cx| Poll::Ready(Pin::new(&mut handshake).poll(cx))).await {
-        Poll::Ready(shaken) => shaken,
+        Poll::Ready(done) => done,
         Poll::Pending => {
-            let (_place, lost) = Place::take(&waiting);
+            let (_permit, lost) = HandshakePermit::take(&waiting);
             tokio::select! {
                 biased;
                 _ = lost => return Err(crowded()),
-                shaken = handshake => shaken,
+                done = handshake => done,
             }
         }
     }

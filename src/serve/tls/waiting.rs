@@ -16,14 +16,14 @@ pub(super) struct Waiting {
     senders: BTreeMap<u64, oneshot::Sender<()>>,
 }
 
-/// Place of one handshake, which is free again when this is dropped.
+/// Permit of one handshake that waits for its peer, which is free again when this is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct HandshakePermit {
     waiting: Arc<Mutex<Waiting>>,
     number: u64,
 }
 
-impl Place {
+impl HandshakePermit {
     /// Takes a place. If there is none, the handshake that began first loses its own. The returned receiver is ready once
     /// this place is lost.
     pub(super) fn take(waiting: &Arc<Mutex<Waiting>>) -> (Self, oneshot::Receiver<()>) {
@@ -39,7 +39,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for HandshakePermit {
     fn drop(&mut self) {
         self.waiting.lock().senders.remove(&self.number);
     }
@@ -52,15 +52,15 @@ mod tests {
     #[test]
     fn with_one_handshake_too_many_the_one_that_began_first_ends() {
         let waiting = Arc::default();
-        let mut all: Vec<_> = (0..MOST_HANDSHAKES).map(|_| Place::take(&waiting)).collect();
-        let has_lost = |(_, lost): &mut (Place, oneshot::Receiver<()>)| {
+        let mut all: Vec<_> = (0..MOST_HANDSHAKES).map(|_| HandshakePermit::take(&waiting)).collect();
+        let has_lost = |(_, lost): &mut (HandshakePermit, oneshot::Receiver<()>)| {
             lost.try_recv() == Err(oneshot::error::TryRecvError::Closed)
         };
         assert!(!all.iter_mut().any(has_lost));
         drop(all.pop());
-        all.push(Place::take(&waiting));
+        all.push(HandshakePermit::take(&waiting));
         assert!(!all.iter_mut().any(has_lost), "a place that is free again is taken first");
-        all.push(Place::take(&waiting));
+        all.push(HandshakePermit::take(&waiting));
         let lost: Vec<_> = all.iter_mut().map(has_lost).collect();
         assert_eq!(lost.iter().position(|lost| *lost), Some(0));
         assert_eq!(lost.iter().filter(|lost| **lost).count(), 1);

@@ -13,7 +13,7 @@ use super::status::XdsStatus;
 use crate::dial::TcpTimeouts;
 use crate::dial::grpc::{GrpcServer, with_causes};
 use crate::dial::tls::Tls;
-use crate::file::{Unusable, apart};
+use crate::file::{Unusable, blocking};
 
 /// Time for a connection to the control plane, with certificates, DNS and TLS: 10 s. grpc-go allows 20 s.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -55,7 +55,7 @@ async fn channel(plane: &ControlPlane, status: &XdsStatus) -> Result<Channel, No
         None => None,
         Some(tls) => {
             let read = tls.clone();
-            let config = apart(move || config(&read), |_| {}).await;
+            let config = blocking(move || config(&read), |_| {}).await;
             let (config, expiry) = config.map_err(|error| NotConnected::Panicked(error.to_string()))??;
             status.set(|state| state.client_expiry = expiry);
             Some((config, tls.name.clone().unwrap_or_else(|| plane.host.clone())))

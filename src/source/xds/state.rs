@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::status::XdsStatus;
-use crate::file::{self, apart};
+use crate::file::{self, blocking};
 use crate::proto::envoy::service::discovery::v3::DiscoveryResponse;
 
 /// First bytes of a state file. The number grows with each change of the format.
@@ -189,7 +189,7 @@ pub(super) async fn save(state: Option<StateDirectory>, mut unsaved: watch::Rece
                 "still writing rules to STATE_DIR: its file system may be stuck"
             );
         };
-        let written = apart(write, slow).await.map_err(|error| error.to_string());
+        let written = blocking(write, slow).await.map_err(|error| error.to_string());
         match written.and_then(|written| written.map_err(|error| error.to_string())) {
             Ok(()) => pending = None,
             // Rules that are not written yet are tried again; the age of the older ones does not start anew.

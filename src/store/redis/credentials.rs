@@ -14,7 +14,7 @@ use super::backoff::chance;
 use super::files;
 use super::hidden::hidden;
 use super::login::{Login, Secret};
-use crate::file::{Named, Unusable, apart};
+use crate::file::{Named, Unusable, blocking};
 use crate::telemetry::throttle::LogThrottle;
 
 /// Name of the file in log lines.
@@ -237,7 +237,7 @@ impl Credentials {
                     files::report_slow(FILE, passed);
                 }
             };
-            let read = apart(move || reader.read_again(), report);
+            let read = blocking(move || reader.read_again(), report);
             // The panic hook has logged a panic.
             let outcome = read.await.map_or(LoginRead::Failed, |read| this.note(read));
             *asked = Some(Asked { at: Instant::now(), outcome });

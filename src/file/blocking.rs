@@ -16,7 +16,7 @@ const SLOW_AGAIN: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// If `read` panics.
-pub async fn apart<T: Send + 'static>(
+pub async fn blocking<T: Send + 'static>(
     read: impl FnOnce() -> T + Send + 'static,
     mut slow: impl FnMut(Duration),
 ) -> Result<T, JoinError> {
@@ -42,7 +42,7 @@ mod tests {
     async fn a_slow_read_is_reported_after_ten_seconds_and_every_minute_and_its_result_still_counts() {
         let (go_on, waits) = mpsc::channel();
         let mut reported = Vec::new();
-        let reading = apart(move || waits.recv().unwrap(), |passed| reported.push(passed.as_secs()));
+        let reading = blocking(move || waits.recv().unwrap(), |passed| reported.push(passed.as_secs()));
         let clock = async {
             for _ in 0..1_400 {
                 // The clock does not move by itself while a blocking task runs.
@@ -57,6 +57,6 @@ mod tests {
 
     #[tokio::test]
     async fn a_read_that_panics_is_an_error() {
-        assert!(apart(|| -> () { panic!("on purpose") }, |_| {}).await.is_err());
+        assert!(blocking(|| -> () { panic!("on purpose") }, |_| {}).await.is_err());
     }
 }
