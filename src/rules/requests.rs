@@ -95,7 +95,7 @@ impl ReadEntry {
     }
 }
 
-/// ChargeOrigin of the value of an entry.
+/// Origin of the value of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// The path without the query, in its one spelling.
