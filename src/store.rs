@@ -52,12 +52,7 @@ pub trait Store: Send + Sync {
         None
     }
 
-    /// Charges a part of a request within `budget`; other calls charge the other parts. It also spends all-or-nothing charges, and
-    /// has no charge of a [`Charging::Group`]. The result dates the charges that [`Store::give_back`] must reverse if the request is refused. A store may reverse them
-    /// itself if this part alone refuses the request.
-    fn take<'a>(&'a self, charges: &'a [Charge], budget: Duration) -> Pin<Box<dyn Future<Output = Taken> + Send + 'a>>;
-
-    /// Reverses charges of a refused request. `taken` has the time that [`Store::take`] returned for each charge.
+    /// Reverses charges. `taken` has the time at which each was charged, or `None` if there is nothing to reverse.
     fn give_back<'a>(
         &'a self,
         charges: &'a [Charge],
@@ -112,15 +107,6 @@ pub struct Granted {
     pub reset: Micros,
     /// Time from the charge until one hit fits; `None` if hits remain.
     pub retry: Option<Micros>,
-}
-
-/// Result of charging a part of a request.
-#[derive(Debug)]
-pub struct Taken {
-    /// One answer per charge, in order.
-    pub answers: ChargeResults,
-    /// For each charge, the time at which it was charged; `None` if a refusal of the request does not reverse it.
-    pub taken: Vec<Option<Micros>>,
 }
 
 /// Result of charging one request.

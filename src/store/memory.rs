@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use self::sample::Sample;
 use self::standing::{Share, Standing};
-use super::{Charged, Store, Taken, Verdicts};
+use super::{Charged, Store, Verdicts};
 use crate::algorithm::{Charge, Limit, Refusals, State};
 use crate::model::{Charging, Clock, CounterKey, Hits, Micros, Verdict};
 
@@ -110,11 +110,6 @@ impl Store for Memory {
     fn charge<'a>(&'a self, charges: &'a [Charge], _: Duration) -> Pin<Box<dyn Future<Output = Charged> + Send + 'a>> {
         let answers = self.charge_now(charges).into_iter().map(Ok).collect();
         Box::pin(ready(Charged::answered(answers)))
-    }
-
-    fn take<'a>(&'a self, charges: &'a [Charge], _: Duration) -> Pin<Box<dyn Future<Output = Taken> + Send + 'a>> {
-        let (verdicts, taken) = self.take_now(charges);
-        Box::pin(ready(Taken { answers: verdicts.into_iter().map(Ok).collect(), taken }))
     }
 
     fn give_back<'a>(
@@ -296,7 +291,9 @@ impl Memory {
                 verdicts.extend(self.charge_together(own));
                 taken.resize(verdicts.len(), None);
             } else {
-                own.chunks(GROUP).for_each(|part| self.take_group(part, &mut verdicts, &mut taken));
+                let (own_verdicts, own_taken) = self.take_now(own);
+                verdicts.extend(own_verdicts);
+                taken.extend(own_taken);
             }
         }
         let refusals = Refusals::of(charges, &verdicts);

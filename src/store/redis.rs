@@ -162,14 +162,6 @@ impl Store for Redis {
         is_scarce.then(|| Box::pin(self.charge_sparingly(charges, true, Instant::now() + budget)) as Pin<Box<_>>)
     }
 
-    fn take<'a>(
-        &'a self,
-        charges: &'a [Charge],
-        budget: Duration,
-    ) -> Pin<Box<dyn Future<Output = super::Taken> + Send + 'a>> {
-        Box::pin(self.take_by(charges, Instant::now() + budget))
-    }
-
     fn give_back<'a>(
         &'a self,
         charges: &'a [Charge],
@@ -222,28 +214,6 @@ impl Redis {
             let _ = sender.send(store.conclude(&groups, &owned, outcomes));
         });
         result.await.unwrap_or_else(|_| Charged::failed(charges, StoreError::TimedOut))
-    }
-
-    /// Charges a part of a request. Must run to its end: if it is dropped, the hits that it took are not given back.
-    async fn take_by(&self, charges: &[Charge], until: Instant) -> super::Taken {
-        let groups = self.0.groups(charges, Mode::Take);
-        let outcomes = self.0.ask(&groups, charges, until).await;
-        let mut answers: ChargeResults = charges.iter().map(|_| Err(StoreError::Unreachable)).collect();
-        let mut taken = vec![None; charges.len()];
-        for (group, outcome) in groups.iter().zip(outcomes) {
-            match outcome {
-                Ok((at, rows)) => {
-                    for (member, ..) in group.taken(charges, &rows).filter(|(.., is_taken)| *is_taken) {
-                        taken[member] = Some(at);
-                    }
-                    for (&member, row) in group.members.iter().zip(rows.iter()) {
-                        answers[member] = row.verdict();
-                    }
-                }
-                Err(error) => group.members.iter().for_each(|&member| answers[member] = Err(error)),
-            }
-        }
-        super::Taken { answers, taken }
     }
 
     fn conclude(&self, groups: &[SlotGroup], charges: &[Charge], outcomes: Outcomes) -> Charged {

@@ -18,7 +18,7 @@ use tidegate::store::guard::Guard;
 use tidegate::store::known::Known;
 use tidegate::store::memory::Memory;
 use tidegate::store::replicas::Replicas;
-use tidegate::store::{ChargeResults, Charged, Store, StoreError, Taken};
+use tidegate::store::{ChargeResults, Charged, Store, StoreError};
 
 use crate::histories::{
     Amount, Pause, Waiting, algorithm, burst, charge, charging, hits_per_window, limit, per_minute, slot, window,
@@ -78,11 +78,6 @@ impl Store for Counting {
         let answer = |charge| error.map_or_else(|| Ok(self.charge_now(charge)), Err);
         let answers: ChargeResults = charges.iter().map(answer).collect();
         Box::pin(ready(Charged::answered(answers)))
-    }
-
-    fn take<'a>(&'a self, charges: &'a [Charge], budget: Duration) -> Pin<Box<dyn Future<Output = Taken> + Send + 'a>> {
-        let Charged { answers, .. } = futures(self.charge(charges, budget));
-        Box::pin(ready(Taken { answers, taken: vec![None; charges.len()] }))
     }
 
     fn give_back<'a>(

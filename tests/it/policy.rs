@@ -11,7 +11,7 @@ use tidegate::model::{
 };
 use tidegate::rulefile::Options;
 use tidegate::store::deadline::Deadline;
-use tidegate::store::{Charged, Store, Taken};
+use tidegate::store::{Charged, Store};
 
 use crate::world::{HandClock, Limiter, NOON, descriptor, futures, request};
 use failing::{Failing, Instance, Told, guard, limiter};
@@ -434,10 +434,6 @@ impl Store for Silent {
             let _undo = self.0.undo([], || {});
             std::future::pending().await
         })
-    }
-
-    fn take<'a>(&'a self, _: &'a [Charge], _: Duration) -> std::pin::Pin<Box<dyn Future<Output = Taken> + Send + 'a>> {
-        Box::pin(std::future::pending())
     }
 
     fn give_back<'a>(

@@ -14,7 +14,7 @@ use tidegate::model::{Charging, Clock, Hits, Micros, Outcome, Verdict};
 use tidegate::store::memory::Memory;
 use tidegate::store::redis::breaker::Breaker;
 use tidegate::store::redis::concurrency::{CallPriority, Concurrency, Measured};
-use tidegate::store::{ChargeResults, Charged, Granted, Store, StoreError, Taken};
+use tidegate::store::{ChargeResults, Charged, Granted, Store, StoreError};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::histories;
@@ -240,13 +240,6 @@ impl Store for Far {
         Box::pin(async move {
             let answered = self.0.call(CallPriority::InOrder, budget, move |shared| shared.charge(&request)).await;
             answered.unwrap_or_else(|error| Charged::failed(charges, error))
-        })
-    }
-
-    fn take<'a>(&'a self, charges: &'a [Charge], budget: Duration) -> Answer<'a, Taken> {
-        Box::pin(async move {
-            let Charged { answers, .. } = self.charge(charges, budget).await;
-            Taken { answers, taken: vec![None; charges.len()] }
         })
     }
 

@@ -16,7 +16,7 @@ use tidegate::store::deadline::Deadline;
 use tidegate::store::guard::Guard;
 use tidegate::store::memory::Memory;
 use tidegate::store::replicas::Replicas;
-use tidegate::store::{Charged, Store, StoreError, Taken, Undo};
+use tidegate::store::{Charged, Store, StoreError, Undo};
 
 use crate::world::{HandClock, Limiter, NOON, file};
 
@@ -140,19 +140,6 @@ impl Store for Failing {
     ) -> Pin<Box<dyn Future<Output = Charged> + Send + 'a>> {
         self.budgets.lock().push(budget);
         Box::pin(std::future::ready(self.charge_now(charges)))
-    }
-
-    fn take<'a>(&'a self, charges: &'a [Charge], budget: Duration) -> Pin<Box<dyn Future<Output = Taken> + Send + 'a>> {
-        self.budgets.lock().push(budget);
-        let (verdicts, mut taken) = self.memory.take_now(charges);
-        let error = *self.error.lock();
-        let answers = charges
-            .iter()
-            .zip(verdicts)
-            .map(|(charge, verdict)| if is_down(charge) { Err(error) } else { Ok(verdict) });
-        let answers = answers.collect();
-        charges.iter().zip(&mut taken).filter(|(charge, _)| is_down(charge)).for_each(|(_, taken)| *taken = None);
-        Box::pin(std::future::ready(Taken { answers, taken }))
     }
 
     fn give_back<'a>(
