@@ -10,11 +10,12 @@ use crate::model::{
     Verdict, Wait,
 };
 use crate::rules;
-use crate::rules::live::{LiveRules, Snapshot};
+use crate::rules::live::LiveRules;
 use crate::rules::{ChargeOrigin, MOST_CHARGES, Matched, MatchedItem, MatchedKind, Rule, RuleLimit, RuleSet};
 use crate::store::Verdicts;
 use crate::store::guard::Guard;
 
+pub use crate::rules::live::Snapshot;
 pub use crate::store::deadline::CallerTime;
 
 /// Decides requests.

@@ -114,12 +114,7 @@ impl Answers {
     /// # Errors
     /// As [`Answers::respond`].
     pub fn http(&self, request: &Request, decision: &Decision<'_>) -> Result<HttpAnswer, StoreUnavailable> {
-        if decision.outcome.is_failed() {
-            return Err(StoreUnavailable);
-        }
-        let id = self.id(request, decision);
-        let (headers, body) = self.for_client(decision, id.as_deref());
-        Ok(HttpAnswer { is_refused: decision.outcome.is_refused(), headers, body })
+        self.for_client(request, decision).map(|(_, answer)| answer)
     }
 
     /// Formats `decision` for the wire.
@@ -127,11 +122,8 @@ impl Answers {
     /// # Errors
     /// Returns [`StoreUnavailable`] if the caller has to decide, which happens only under the policy `error`.
     pub fn respond(&self, request: &Request, decision: &Decision<'_>) -> Result<RateLimitResponse, StoreUnavailable> {
-        if decision.outcome.is_failed() {
-            return Err(StoreUnavailable);
-        }
-        let id = self.id(request, decision);
-        let (response_headers_to_add, raw_body) = self.for_client(decision, id.as_deref());
+        let (id, HttpAnswer { headers: response_headers_to_add, body: raw_body, .. }) =
+            self.for_client(request, decision)?;
         Ok(RateLimitResponse {
             overall_code: code(decision.outcome).into(),
             statuses: decision.parts.iter().map(status).collect(),
@@ -143,16 +135,24 @@ impl Answers {
         })
     }
 
-    /// Returns the headers and the body for the client of `decision`, which has this `id`.
-    fn for_client(&self, decision: &Decision<'_>, id: Option<&str>) -> (Vec<HeaderValue>, Vec<u8>) {
-        let id = id.filter(|_| self.is_id_for_client(decision));
+    /// Returns the id of `decision`, if the answer has it anywhere, and what the client gets.
+    fn for_client(
+        &self,
+        request: &Request,
+        decision: &Decision<'_>,
+    ) -> Result<(Option<String>, HttpAnswer), StoreUnavailable> {
+        if decision.outcome.is_failed() {
+            return Err(StoreUnavailable);
+        }
+        let id = self.id(request, decision);
+        let of_client = id.as_deref().filter(|_| self.is_id_for_client(decision));
         let (mut headers, mut body) = (self.headers.response(decision), Vec::new());
-        if let Some(Body { content_type, text }) = self.refusal_body.of(decision, id) {
+        if let Some(Body { content_type, text }) = self.refusal_body.of(decision, of_client) {
             headers.push(header("content-type", content_type.to_owned()));
             body = text.into_bytes();
         }
-        headers.extend(id.map(|id| header(DECISION_ID_HEADER, id.to_owned())));
-        (headers, body)
+        headers.extend(of_client.map(|id| header(DECISION_ID_HEADER, id.to_owned())));
+        Ok((id, HttpAnswer { is_refused: decision.outcome.is_refused(), headers, body }))
     }
 
     /// Returns the id of `decision`, if the answer has it anywhere.

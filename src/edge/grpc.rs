@@ -28,7 +28,7 @@ use super::answer::{Answers, Format, StoreUnavailable};
 use super::callers::{ConnectionCaller, Denied};
 use super::delay::{Arrival, Held, Hold, Permits};
 use super::message::{self, Compression, LARGEST_MESSAGE, Message, Read, Skimmed, Unreadable, WireRequest};
-use crate::limiter::{CallerTime, Limiter, by_domain};
+use crate::limiter::{CallerTime, Limiter, Snapshot, by_domain};
 use crate::model::{InvalidRequest, Request, Rights};
 use crate::proto::DESCRIPTORS;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
@@ -185,11 +185,7 @@ impl Edge {
         span: Option<&mut Span>,
     ) -> Result<Held<T>, Undecided> {
         let arrival = Arrival::now(timeout);
-        let rules = self.limiter.rules();
-        if !rules.can_decide(request.domain()) {
-            self.telemetry.invalid();
-            return Err(Undecided::NoRules);
-        }
+        let rules = self.rules_for(&request)?;
         let mut decision = match &span {
             None => self.limiter.decide(&rules, &request, timeout).await,
             // Boxed, so that calls without a span do not carry it.
@@ -214,11 +210,7 @@ impl Edge {
         self.telemetry.call_limited(Cause::TooLarge);
         let rights = rights(caller, &domain)?;
         let request = Request::unread(domain).inspect_err(|_| self.telemetry.invalid())?;
-        let rules = self.limiter.rules();
-        if !rules.can_decide(request.domain()) {
-            self.telemetry.invalid();
-            return Err(Undecided::NoRules);
-        }
+        let rules = self.rules_for(&request)?;
         if may_bring_limit
             && !rights.may_override
             && let Some(caller) = caller
@@ -230,6 +222,19 @@ impl Edge {
         Ok(Held { answer: format(&self.answers, &request, &decision)?, hold: Hold::default() })
     }
 
+    /// Returns the rules in force.
+    ///
+    /// # Errors
+    /// Returns an error if no rules were ever loaded.
+    fn rules_for(&self, request: &Request) -> Result<Snapshot, Undecided> {
+        let rules = self.limiter.rules();
+        if rules.can_decide(request.domain()) {
+            return Ok(rules);
+        }
+        self.telemetry.invalid();
+        Err(Undecided::NoRules)
+    }
+
     fn request(&self, wire: RateLimitRequest) -> Result<Request, Undecided> {
         Ok(Request::try_from(wire).inspect_err(|_| self.telemetry.invalid())?)
     }
@@ -239,8 +244,8 @@ impl Edge {
     /// # Errors
     /// Returns an error if the caller may not ask about the domain.
     pub fn restrict(caller: Option<&ConnectionCaller>, wire: &mut RateLimitRequest) -> Result<(), Undecided> {
+        let rights = rights(caller, &wire.domain)?;
         let Some(caller) = caller else { return Ok(()) };
-        let rights = caller.rights(&wire.domain).ok_or(Undecided::NotGranted)?;
         let mut denied = Denied::default();
         ConnectionCaller::restrict(rights, &mut wire.descriptors, &mut denied);
         caller.note(denied, &wire.domain);
@@ -419,12 +424,9 @@ impl Services {
                 None => others.call(http::Request::from_parts(head, body)).await,
                 Some(encoding) => match message::read(body, Compression::of(Some(&encoding)), || 0).await {
                     Ok(Read { message: Message::Whole { bytes, .. }, .. }) => {
-                        others
-                            .call(http::Request::from_parts(
-                                head,
-                                Full::new([&prefixed(bytes.len())[..], &bytes].concat().into()),
-                            ))
-                            .await
+                        let mut message = prefixed(bytes.len());
+                        message.extend_from_slice(&bytes);
+                        others.call(http::Request::from_parts(head, Full::new(message.freeze()))).await
                     }
                     Ok(_) => return Ok(Status::out_of_range("the message is above 1 MiB").into_http()),
                     Err(unreadable) => return Ok(edge.unreadable(unreadable)),

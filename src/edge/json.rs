@@ -150,9 +150,6 @@ enum UnreadBody {
     Undecided(Response),
 }
 
-/// Wait of a caller of `/json` for the memory of its body: its timeout is unknown.
-const JSON_WAIT: Duration = Duration::MAX;
-
 /// Status and text of an answer.
 struct JsonAnswer {
     status: StatusCode,
@@ -178,16 +175,14 @@ async fn json(State(edge): State<HttpEdge>, request: Request) -> Response {
     }
     let Ok(_in_flight) = edge.in_flight.try_acquire() else { return edge.crowded(StatusCode::TOO_MANY_REQUESTS) };
     let mut span = edge.span(&head);
-    let response = match edge
-        .decide_body(&head, body, None, (caller_time(&head, None), Answers::respond, JSON_WAIT), &mut span)
-        .await
-    {
-        Ok(response) => JsonAnswer::of(&response).map_or_else(broken, JsonAnswer::into_response),
-        Err(UnreadBody::TooLarge(rest)) => edge.too_large(&head, rest).await,
-        Err(UnreadBody::NoMemory) => edge.crowded(StatusCode::TOO_MANY_REQUESTS),
-        Err(UnreadBody::Broken) => bad_request(&"the body did not arrive whole"),
-        Err(UnreadBody::Undecided(response)) => response,
-    };
+    let response =
+        match edge.decide_body(&head, body, None, (caller_time(&head, None), Answers::respond), &mut span).await {
+            Ok(response) => JsonAnswer::of(&response).map_or_else(broken, JsonAnswer::into_response),
+            Err(UnreadBody::TooLarge(rest)) => edge.too_large(&head, rest).await,
+            Err(UnreadBody::NoMemory) => edge.crowded(StatusCode::TOO_MANY_REQUESTS),
+            Err(UnreadBody::Broken) => bad_request(&"the body did not arrive whole"),
+            Err(UnreadBody::Undecided(response)) => response,
+        };
     end_span(span, response)
 }
 
@@ -198,13 +193,13 @@ impl HttpEdge {
         (refusal, "The request was not decided: too many requests are in flight.\n").into_response()
     }
 
-    /// Decides the request in a body, about `domain` if it is given. Waits for at most `longest` for the memory of the body.
+    /// Decides the request in a body, about `domain` if it is given. Waits for the memory of the body for as long as the caller does.
     async fn decide_body<T>(
         &self,
         head: &Parts,
         body: Body,
         domain: Option<&str>,
-        (time, format, longest): (CallerTime, Format<T>, Duration),
+        (time, format): (CallerTime, Format<T>),
         span: &mut Option<Span>,
     ) -> Result<T, UnreadBody> {
         let announced = body.size_hint().exact().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
@@ -212,7 +207,7 @@ impl HttpEdge {
             Some(bytes) if bytes > self.most_bytes => return Err(UnreadBody::TooLarge(body.into_data_stream())),
             Some(bytes) if bytes <= UNCOUNTED_BYTES => (self.small(body).await?, None),
             // Boxed, so that small requests do not carry it.
-            _ => Box::pin(self.large(body, longest)).await?,
+            _ => Box::pin(self.large(body, time.timeout.unwrap_or(Duration::MAX))).await?,
         };
         let caller = caller(head).map(|caller| &**caller);
         let held = {

@@ -85,7 +85,9 @@ impl Future for HeadSleep {
 
 impl Drop for HeadSleep {
     fn drop(&mut self) {
-        *self.spare.lock() = self.sleep.take();
+        if let Some(sleep) = self.sleep.take() {
+            *self.spare.lock() = Some(sleep);
+        }
     }
 }
 

@@ -64,7 +64,7 @@ impl HttpEdge {
         let asked = self.asked(&head, domain, path).map_err(|response| *response)?;
         let Ok(_in_flight) = self.in_flight.try_acquire() else { return Err(self.crowded(asked.refusal)) };
         let (domain, time) = (domain.to_owned(), asked.time(&head));
-        let Asked { refusal, longest_wait, .. } = asked;
+        let refusal = asked.refusal;
         let decided = match asked.descriptors {
             Some(descriptors) if descriptors.is_empty() => return Ok(StatusCode::OK.into_response()),
             Some(descriptors) => {
@@ -79,8 +79,7 @@ impl HttpEdge {
                 held.map_err(|undecided| failed(&undecided))?.over().await
             }
             None => {
-                let decided =
-                    self.decide_body(&head, body, Some(&domain), (time, Answers::http, longest_wait), span).await;
+                let decided = self.decide_body(&head, body, Some(&domain), (time, Answers::http), span).await;
                 match decided {
                     Ok(response) => response,
                     Err(UnreadBody::TooLarge(rest)) => return Err(self.too_large(&head, rest).await),
