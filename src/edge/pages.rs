@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_door_on_loopback_takes_no_name_but_localhost_as_its_host() {
+    fn json_on_loopback_takes_no_name_but_localhost_as_its_host() {
         let gate = PageGate::new(true);
         for host in ["127.0.0.1", "localhost:8080", "[::1]:8080", "192.0.2.1"] {
             assert_eq!(gate.admit_to_json(&headers(&[(header::HOST, host)])), Ok(()), "{host}");

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_door_on_loopback_admits_callers_of_this_machine_only() {
+    fn access_from_loopback_admits_callers_of_this_machine_only() {
         let admits = |access: &str, address: &str| JsonAccess::parse(access).unwrap().admits(address.parse().unwrap());
         for address in ["127.0.0.1", "::1", "::ffff:127.0.0.1"] {
             assert!(admits("loopback", address) && admits("on", address) && !admits("off", address), "{address}");
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_door_is_on_or_off_also_as_yaml_reads_these_words() {
+    fn access_is_on_or_off_also_as_yaml_reads_these_words() {
         for (text, access) in
             [("on", JsonAccess::On), ("true", JsonAccess::On), ("off", JsonAccess::Off), ("false", JsonAccess::Off)]
         {

@@ -229,7 +229,7 @@ async fn no_mixture_of_requests_takes_more_memory_than_the_bound() {
 }
 
 #[tokio::test]
-async fn the_door_of_json_may_be_closed() {
+async fn access_to_json_may_be_closed() {
     for (access, host, status) in
         [("on", "a", 200), ("loopback", "127.0.0.1:8080", 200), ("loopback", "a", 429), ("off", "127.0.0.1", 403)]
     {
